@@ -1,0 +1,24 @@
+"""Four logical CPU devices for every test: missing ones fail the whole run, they skip nothing."""
+
+import os
+
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")  # sums in one order: results repeat bit by bit
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tf_mp
+
+tf_mp.init(devices_per_rank=4)
+
+import keras
+import pytest
+import tensorflow as tf
+
+assert len(tf.config.list_logical_devices("CPU")) == 4, tf.config.list_logical_devices()
+
+
+@pytest.fixture(autouse=True)
+def fresh_keras():
+    """Gives each test the same random numbers and the same names of layers."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)

@@ -1,0 +1,288 @@
+"""The proof: every operation that ran, held against the stage that its name belongs to.
+
+An operation's *expected* device comes from the name scope in which it was made (`tf_mp.scopes`),
+never from its device: so the proof cannot agree with itself. Operations without such a scope, made
+by TensorFlow's graph optimiser or by Keras around the stages, are expected where their inputs are.
+What could not be read is never taken as right: it is a problem, and the proof is not `ok`.
+
+These may run anywhere, and are counted by their reason in `Proof.excused`:
+
+- bookkeeping without work: constants, arguments, results, control edges, the transfers themselves;
+- the input pipeline: taking the batch from its iterator, and cutting it into micro-batches;
+- scalars, and integer vectors of at most eight entries: counters, shapes, seeds, learning rates.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tf_mp import opnames, probe, rules, runs
+
+__all__ = ["Proof", "Stray", "Crossing", "judge", "verify_placement"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stray:
+    """An operation that ran where it should not, and the layer it belongs to ("" if unknown)."""
+
+    op: str
+    expected: str
+    actual: str
+    layer: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """A tensor that crossed devices.
+
+    Attributes:
+        tensor: name of the operation that made it.
+        sender: the device that it left.
+        receiver: the device that it reached.
+        num_bytes: its size, None when unknown.
+        kind: "activation", "gradient", "weight", "update", "data", "scalar", "control" or "other".
+    """
+
+    tensor: str
+    sender: str
+    receiver: str
+    num_bytes: int | None
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """Where every operation of a step ran.
+
+    Attributes:
+        devices: the device of each stage.
+        layers: names of the layers of each stage, where known.
+        counts: number of operations by (stage, phase, kind of operation, device where it ran).
+        strays: operations that ran elsewhere than their stage's device.
+        transfers: tensors that crossed devices.
+        excused: number of operations that may run anywhere, by reason.
+        problems: sentences; each says what could not be proved.
+        run: the operations themselves, for `tf_mp.ordering`.
+    """
+
+    devices: tuple[str, ...]
+    layers: tuple[tuple[str, ...], ...]
+    counts: collections.Counter[tuple[int, str, str, str]]
+    strays: tuple[Stray, ...]
+    transfers: tuple[Crossing, ...]
+    excused: collections.Counter[str]
+    problems: tuple[str, ...]
+    run: runs.Run = dataclasses.field(repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every operation was read and none strayed."""
+        return not self.strays and not self.problems
+
+    def count(self, stage: int, phase: str, kind: str | None = None, *, here: bool = True) -> int:
+        """Operations of a stage and phase: on the stage's device (`here`), or all of them."""
+        return sum(
+            number
+            for (s, p, k, device), number in self.counts.items()
+            if (s, p) == (stage, phase)
+            and kind in (None, k)
+            and (not here or device == self.devices[stage])
+        )
+
+    def kinds(self, stage: int, phase: str, *, here: bool = True) -> dict[str, int]:
+        """Number of operations of a stage and phase by kind, `MatMul` for example."""
+        names = sorted({k for s, p, k, _ in self.counts if (s, p) == (stage, phase)})
+        return {name: self.count(stage, phase, name, here=here) for name in names}
+
+    def raise_for_strays(self) -> None:
+        """Raises unless the proof is `ok`.
+
+        Raises:
+            RuntimeError: names the first strays and problems.
+        """
+        if self.ok:
+            return
+        lines = [f"{s.op} ({s.layer or 'no layer'}) on {s.actual}" for s in self.strays[:5]]
+        raise RuntimeError(
+            f"Placement is not proved. Received: {len(self.strays)} stray operations and "
+            f"{len(self.problems)} problems. Expected: each operation on its stage's device. "
+            f"First: {'; '.join([*self.problems[:3], *lines])}. "
+            "`tf-mp verify` lists them all."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The proof as `tf-mp verify --json` prints it."""
+        stages = [self._stage_json(index) for index in range(len(self.devices))]
+        return {
+            "ok": self.ok,
+            "stages": stages,
+            "strays": [dataclasses.asdict(stray) for stray in self.strays],
+            "transfers": [
+                {
+                    "tensor": t.tensor,
+                    "from": t.sender,
+                    "to": t.receiver,
+                    "bytes": t.num_bytes,
+                    "kind": t.kind,
+                }
+                for t in self.transfers
+            ],
+            "excused": dict(self.excused),
+            "problems": list(self.problems),
+        }
+
+    def _stage_json(self, index: int) -> dict[str, Any]:
+        layers = list(self.layers[index]) if index < len(self.layers) else []
+        here = {phase: self.kinds(index, phase) for phase in opnames.PHASES}
+        belonging = {phase: self.kinds(index, phase, here=False) for phase in opnames.PHASES}
+        device = self.devices[index]
+        return {"index": index, "device": device, "layers": layers, **here, "all": belonging}
+
+
+def judge(
+    run: runs.Run,
+    devices: Sequence[str],
+    *,
+    layers: Iterable[Iterable[str]] = (),
+    guess: rules.Guess | None = None,
+    phases: Iterable[str] = (opnames.FORWARD,),
+) -> Proof:
+    """Holds every operation of a run against the stage that it belongs to.
+
+    Args:
+        run: what ran.
+        devices: the device of each stage, in the order of the stages.
+        layers: names of the layers of each stage, to name the layer of a stray.
+        guess: what to expect of operations without a stage scope; by their inputs by default.
+        phases: what each stage must have run at least one operation of.
+    """
+    devices = tuple(runs.device_name(device) for device in devices)
+    layers = tuple(tuple(names) for names in layers)
+    expected = rules.expectations(run, guess or rules.Guess())
+    counts: collections.Counter[tuple[int, str, str, str]] = collections.Counter()
+    excused: collections.Counter[str] = collections.Counter()
+    strays, problems = [], []
+    for op, action in zip(run.ops, expected.actions, strict=True):
+        if op.calls:
+            problems.append(f"the body of {op.calls[0]}, called by {op.name}, was not read")
+            continue
+        reason = rules.reason_to_run_anywhere(op, action, run, expected)
+        if reason in (rules.BOOKKEEPING, rules.INPUTS):
+            excused[reason] += 1
+            continue
+        home = None
+        if action is not None and action.stage < len(devices):
+            home = devices[action.stage]
+        if home != op.device and reason is not None:
+            excused[reason] += 1
+            continue
+        if action is not None:
+            counts[action.stage, action.phase, op.kind, op.device] += 1
+        if home != op.device:
+            strays.append(Stray(op.name, home or "no stage", op.device, _layer(op, layers)))
+    problems += _missing(counts, len(devices), phases)
+    crossings = tuple(_crossing(t, run, expected) for t in run.transfers)
+    return Proof(
+        devices, layers, counts, tuple(strays), crossings, excused, tuple(problems), run
+    )
+
+
+def verify_placement(model: Any, batch: tuple[Any, ...], *, step: str = "train") -> Proof:
+    """Proves where a split model computes, by running one step and reading what ran.
+
+    The model's weights, optimizer, metrics and seeds are afterwards as before. At several ranks
+    every rank must call it.
+
+    Args:
+        model: a compiled model that went through `tf_mp.parallelize`.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)`` as arrays of one local batch.
+        step: "train", "test" or "predict".
+
+    Returns:
+        The proof; `Proof.raise_for_strays` makes an error of a stray.
+
+    Raises:
+        ValueError: the model is not split, not compiled or runs eagerly.
+    """
+    from tf_mp import pipeline, world
+
+    stages = pipeline.pipeline_of(model).stages
+    run = probe.run_step(model, batch, step=step)
+    layers = [[operation_name(op) for op in stage.operations] for stage in stages]
+    proof = judge(run, [stage.device for stage in stages], layers=layers)
+    problems = list(proof.problems)
+    if step == "train":
+        problems += _untrained(proof, stages, world.current().size)
+    strays = [*proof.strays, *_stray_variables(model, stages)]
+    return dataclasses.replace(proof, strays=tuple(strays), problems=tuple(problems))
+
+
+def operation_name(operation: Any) -> str:
+    """The name of an operation of a stage, whether it is a layer or what holds one."""
+    return str(getattr(operation, "name", operation))
+
+
+def _untrained(proof: Proof, stages: Sequence[Any], world_size: int) -> list[str]:
+    """What a training step must have run: a backward, an update and, with ranks, a reduction."""
+    needed = [opnames.BACKWARD, opnames.OPTIMIZER]
+    found = []
+    for stage in stages:
+        if any(variable.trainable for variable in stage.variables):
+            found += _missing(proof.counts, stage.index + 1, needed, first=stage.index)
+    reductions = any(phase == opnames.COLLECTIVE for _, phase, _, _ in proof.counts)
+    if world_size > 1 and not reductions:
+        found.append(f"no gradient was reduced over the {world_size} ranks")
+    return found
+
+
+def _stray_variables(model: Any, stages: Sequence[Any]) -> list[Stray]:
+    """Variables and optimizer slots whose storage is not on their stage's device."""
+    optimizer = getattr(model, "optimizer", None)
+    slots: dict[str, list[Any]] = {}
+    for slot in optimizer.variables if optimizer is not None else ():
+        slots.setdefault(slot.path.partition("/")[2], []).append(slot)
+    found = []
+    for stage in stages:
+        home = runs.device_name(stage.device)
+        for variable in stage.variables:
+            prefix = variable.path.replace("/", "_") + "_"
+            owned = [v for path, vs in slots.items() if path.startswith(prefix) for v in vs]
+            for each in [variable, *owned]:
+                actual = runs.device_name(each.value.device)
+                if actual != home and each.shape.num_elements() != 1:
+                    layer = variable.path.rpartition("/")[0]
+                    found.append(Stray(f"variable {each.path}", home, actual, layer))
+    return found
+
+
+def _missing(
+    counts: Iterable[tuple[int, str, str, str]],
+    num_stages: int,
+    phases: Iterable[str],
+    *,
+    first: int = 0,
+) -> list[str]:
+    """A sentence for each stage and phase of which nothing ran, or nothing was read."""
+    seen = {(stage, phase) for stage, phase, _, _ in counts}
+    return [
+        f"no {phase} operation of stage {stage} was found"
+        for stage in range(first, num_stages)
+        for phase in phases
+        if (stage, phase) not in seen
+    ]
+
+
+def _layer(op: runs.Op, layers: tuple[tuple[str, ...], ...]) -> str:
+    """The layer whose name is a word of the operation's name; longest first."""
+    words = op.name.split("/")
+    names = sorted({name for stage in layers for name in stage}, key=len, reverse=True)
+    exact = [name for name in names if name in words]
+    numbered = [name for name in names if any(opnames.is_numbered(word, name) for word in words)]
+    return next(iter([*exact, *numbered]), "")
+
+
+def _crossing(transfer: runs.Transfer, run: runs.Run, expected: rules.Expectations) -> Crossing:
+    op = run.ops[transfer.source]
+    kind = rules.transfer_kind(transfer, run, expected)
+    return Crossing(op.name, transfer.sender, transfer.receiver, transfer.num_bytes, kind)

@@ -1,0 +1,163 @@
+"""What a schedule costs in time before it runs: simulation, published bubbles, bounds.
+
+Pure Python. Times are per micro-batch and stage: t is the forward and the backward of a stage
+together, u its update (once a step). n is the number of stages, m that of micro-batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tf_mp.table import Action, Schedule, start_times
+
+__all__ = [
+    "Simulation",
+    "bubble_fraction",
+    "bubble_over_ideal",
+    "pipeline_ms",
+    "simulate",
+    "speedup_bound",
+]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A schedule laid out in time.
+
+    Attributes:
+        step_ms: From the first action to the end of the last update.
+        start_ms: When each action starts, counted from the start of the step.
+        end_ms: When each action ends.
+        busy_ms: For each device that has a stage, the time it works (forward, backward, update).
+        in_flight_max: For each stage, the most micro-batches in flight.
+    """
+
+    step_ms: float
+    start_ms: dict[Action, float]
+    end_ms: dict[Action, float]
+    busy_ms: tuple[float, ...]
+    in_flight_max: tuple[int, ...]
+
+    @property
+    def utilisation(self) -> tuple[float, ...]:
+        """For each device, the share of the step in which it works."""
+        return tuple(busy / self.step_ms if self.step_ms else 0.0 for busy in self.busy_ms)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step in which a device waits, mean over the devices."""
+        return 1 - sum(self.utilisation) / len(self.utilisation)
+
+
+def simulate(
+    schedule: Schedule,
+    forward_ms: Sequence[float],
+    *,
+    backward_ms: Sequence[float],
+    update_ms: Sequence[float] | None = None,
+    transfer_ms: Sequence[float] | None = None,
+) -> Simulation:
+    """Runs a schedule with given times: each action starts as soon as device and inputs allow.
+
+    Args:
+        schedule: A checked table, from `schedule.build`.
+        forward_ms: For each stage, the forward of one micro-batch.
+        backward_ms: For each stage, the backward of one micro-batch.
+        update_ms: For each stage, its optimizer update, run once after its last backward.
+        transfer_ms: For each of the n - 1 boundaries, how long one micro-batch's boundary tensors
+            (or their gradients) travel. It delays the receiver and occupies neither device;
+            between two stages of one device it is 0.
+
+    Raises:
+        ValueError: for a list of the wrong length or a negative time.
+    """
+    n = schedule.num_stages
+    device = schedule.stage_devices
+    action_ms = {
+        "forward": _checked("forward_ms", forward_ms, n),
+        "backward": _checked("backward_ms", backward_ms, n),
+    }
+    update = _checked("update_ms", update_ms, n)
+    transfer = _checked("transfer_ms", transfer_ms, n - 1)
+
+    def duration(action: Action) -> float:
+        return action_ms[action.kind][action.stage]
+
+    def delay(before: Action, after: Action) -> float:
+        if device[before.stage] == device[after.stage]:
+            return 0.0
+        return transfer[min(before.stage, after.stage)]
+
+    starts = start_times(schedule, duration, delay)
+    ends = {action: start + duration(action) for action, start in starts.items()}
+    busy, last = [], []
+    for index, row in enumerate(schedule.by_device):
+        updates = sum(u for u, home in zip(update, device, strict=True) if home == index)
+        busy.append(sum(map(duration, row)) + updates)
+        last.append(max((ends[action] for action in row), default=0.0) + updates)
+    used = [index for index, row in enumerate(schedule.by_device) if row]
+    return Simulation(
+        step_ms=max(last),
+        start_ms=starts,
+        end_ms=ends,
+        busy_ms=tuple(busy[index] for index in used),
+        in_flight_max=tuple(map(schedule.in_flight_max, range(n))),
+    )
+
+
+def pipeline_ms(
+    stage_ms: Sequence[float],
+    num_micro_batches: int,
+    *,
+    update_ms: Sequence[float] = (0.0,),
+) -> float:
+    """sum(t) + (m - 1) max(t) + max(u): the step of a linear pipeline, one device a stage.
+
+    The first micro-batch passes all stages, the others follow at the pace of the slowest, then the
+    slowest update ends. For equal stages and updates it is what `simulate` gives under `gpipe` and
+    `1f1b`; for unequal ones it is the yardstick that measured steps are compared with.
+
+    >>> pipeline_ms([2.0, 3.0], 4, update_ms=[1.0, 0.5])
+    15.0
+    """
+    return sum(stage_ms) + (num_micro_batches - 1) * max(stage_ms) + max(update_ms)
+
+
+def bubble_fraction(num_stages: int, num_micro_batches: int) -> float:
+    """(n - 1) / (m + n - 1): idle share of all device time, for equal stages.
+
+    From Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline
+    Parallelism", section 2.3 (K stages, M micro-batches). The same holds for `1f1b`, whose flush
+    leaves as many idle slots; see `bubble_over_ideal`.
+    """
+    return (num_stages - 1) / (num_micro_batches + num_stages - 1)
+
+
+def bubble_over_ideal(num_stages: int, num_micro_batches: int) -> float:
+    """(n - 1) / m: idle time over the ideal time m x t, for equal stages, `gpipe` and `1f1b`.
+
+    From Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters
+    Using Megatron-LM", section 2.2.1. With b for this ratio, `bubble_fraction` is b / (1 + b).
+    """
+    return (num_stages - 1) / num_micro_batches
+
+
+def speedup_bound(device_ms: Sequence[float]) -> float:
+    """sum(t) / max(t): what splitting can gain at most over one device, for any m.
+
+    Args:
+        device_ms: For each device, the forward and backward of all its stages.
+
+    Two devices that weigh 76 : 24 cannot be more than 1.32 times as fast as one:
+
+    >>> round(speedup_bound([76.0, 24.0]), 2)
+    1.32
+    """
+    slowest = max(device_ms)
+    return sum(device_ms) / slowest if slowest else float(len(device_ms))
+
+
+def _checked(what: str, times: Sequence[float] | None, count: int) -> list[float]:
+    listed = [0.0] * count if times is None else [float(time) for time in times]
+    if len(listed) != count or any(not time >= 0 for time in listed):
+        raise ValueError(f"Received: {what}={listed}. Expected: {count} times of at least 0.")
+    return listed
