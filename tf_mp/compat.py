@@ -136,6 +136,7 @@ def run_metadata() -> Iterator[Callable[[], Any]]:
     """
     _context.enable_run_metadata()
     try:
+        _context.export_run_metadata()  # drops what an earlier block left
         yield _context.export_run_metadata
     finally:
         _context.disable_run_metadata()

@@ -11,19 +11,17 @@ about a second.
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from tf_mp import opnames, rules, runs
+from tf_mp.table import Action
 
-__all__ = ["Step", "Order", "order_of", "unordered_pairs"]
+__all__ = ["Order", "order_of", "unordered_pairs"]
 
-
-class Step(NamedTuple):
-    """One action of the schedule: a stage's forward or backward of a micro-batch."""
-
-    stage: int
-    phase: str
-    micro_batch: int
+_KINDS: dict[str, Literal["forward", "backward"]] = {
+    opnames.FORWARD: "forward",
+    opnames.BACKWARD: "backward",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,24 +33,31 @@ class Order:
         members: for each action the bit set of its operations.
         common: for each action the operations that are ancestors of all of its own.
         some: for each action the operations that are ancestors of any of its own.
+        names: names of the operations, by bit.
     """
 
-    steps: tuple[Step, ...]
-    members: dict[Step, int]
-    common: dict[Step, int]
-    some: dict[Step, int]
+    steps: tuple[Action, ...]
+    members: dict[Action, int]
+    common: dict[Action, int]
+    some: dict[Action, int]
+    names: tuple[str, ...]
 
-    def before(self, first: Step, second: Step) -> bool:
+    def before(self, first: Action, second: Action) -> bool:
         """Whether all of `first` must have ended before any of `second` begins."""
         return self.members[first] & ~self.common[second] == 0
 
-    def independent(self, first: Step, second: Step) -> bool:
+    def independent(self, first: Action, second: Action) -> bool:
         """Whether no operation of either waits for one of the other: they may overlap."""
         return not (self.members[first] & self.some[second]) and not (
             self.members[second] & self.some[first]
         )
 
-    def unordered(self) -> list[tuple[Step, Step]]:
+    def blame(self, first: Action, second: Action) -> list[str]:
+        """Operations of `first` that some operation of `second` does not wait for."""
+        loose = self.members[first] & ~self.common[second]
+        return [name for place, name in enumerate(self.names) if loose >> place & 1]
+
+    def unordered(self) -> list[tuple[Action, Action]]:
         """Pairs of actions of one stage of which neither comes before the other."""
         return [
             (a, b)
@@ -61,7 +66,7 @@ class Order:
         ]
 
 
-def unordered_pairs(ran: Any) -> list[tuple[Step, Step]]:
+def unordered_pairs(ran: Any) -> list[tuple[Action, Action]]:
     """Pairs of actions of one stage that the graph leaves unordered.
 
     Args:
@@ -85,20 +90,21 @@ def order_of(ran: Any) -> Order:
         above = [ancestors[index] for index in groups[step]]
         some[step] = _union(above)
         common[step] = _meet(above)
-    return Order(steps, members, common, some)
+    names = tuple(run.ops[index].name for index in counted)
+    return Order(steps, members, common, some, names)
 
 
-def _actions(run: runs.Run) -> dict[Step, list[int]]:
+def _actions(run: runs.Run) -> dict[Action, list[int]]:
     """The operations with a cost of each action that belongs to a micro-batch."""
-    groups: dict[Step, list[int]] = {}
+    groups: dict[Action, list[int]] = {}
     expected = rules.expectations(run, rules.Guess())
     for op in run.ops:
         action = opnames.parse(op.name, op.type)
-        if action is None or action.micro_batch is None or action.phase == opnames.FORWARD != action.word:
+        if action is None or action.micro_batch is None or action.word == "loss":
             continue
         if rules.is_cheap(op, action, run, expected):
             continue
-        step = Step(action.stage, action.phase, action.micro_batch)
+        step = Action(action.stage, action.micro_batch, _KINDS[action.phase])
         groups.setdefault(step, []).append(op.index)
     return groups
 

@@ -81,8 +81,9 @@ def expectations(run: runs.Run, guess: Guess) -> Expectations:
         op = run.ops[index]
         action = opnames.parse(op.name, op.type)
         actions[index] = action or _inherited(op, run, actions, guess)
-        batch_only[index] = action is None and not op.variable
-        batch_only[index] &= all(batch_only[i] for i in op.inputs)
+        batch_only[index] = op.type == "Const" or (
+            action is None and not op.variable and all(batch_only[i] for i in op.inputs)
+        )
     return Expectations(tuple(actions), tuple(batch_only))
 
 
@@ -96,10 +97,10 @@ def reason_to_run_anywhere(
         return INPUTS
     if _is_small(op, run):
         return SCALARS
+    if op.type in _VIEW_TYPES and (action is None or not action.word):
+        return BOOKKEEPING
     if action is not None:
         return None
-    if op.type in _VIEW_TYPES:
-        return BOOKKEEPING
     if op.kind in _MOVING_TYPES or op.type in _MOVING_TYPES:
         return INPUTS if expected.batch_only[op.index] else None
     return None
@@ -158,12 +159,12 @@ def _inherited(
 ) -> opnames.Action | None:
     """The action of an operation without a stage scope: that of its inputs if they agree.
 
-    Scalars do not count as long as there is something larger: a learning rate is everybody's.
+    Constants do not count, as equal ones of several stages are merged into one, and scalars not as long as there is something larger: a learning rate is everybody's.
     """
     if op.variable:
         stage = guess.stage_of_device(op.device)
         return None if stage is None else opnames.Action(stage, opnames.FORWARD, None, "", op.name)
-    known = [i for i in op.inputs if actions[i] is not None]
+    known = [i for i in op.inputs if actions[i] is not None and run.ops[i].type != "Const"]
     large = [i for i in known if not _few(run.ops[i]) and not run.ops[i].variable]
     above = [action for i in large or known if (action := actions[i]) is not None]
     if len({action.stage for action in above}) != 1:

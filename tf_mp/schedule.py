@@ -165,8 +165,9 @@ def _merge(
 ) -> ByDevice:
     """Joins the order of each stage into one order a device.
 
-    In unit time, each free device takes the next action of one of its stages: a backward before a
-    forward (it frees memory), then the earlier micro-batch, then the later stage.
+    In unit time, each free device takes the next action of one of its stages: that of the earliest
+    micro-batch. No two that can run are of the same micro-batch, and a backward that can run is of
+    an earlier one than a forward, so memory is freed before more is taken.
     """
     left = [
         list(reversed(stage_order(stage, num_stages, num_micro_batches)))
@@ -181,7 +182,7 @@ def _merge(
                 ready.setdefault(stage_devices[stage], []).append(actions[-1])
         assert ready, "the orders of the stages wait for each other"
         for device, actions in ready.items():
-            action = min(actions, key=lambda a: (a.kind, a.micro_batch, -a.stage))
+            action = min(actions, key=lambda a: a.micro_batch)
             left[action.stage].pop()
             rows[device].append(action)
         done.update(row[-1] for row in rows if row)

@@ -196,19 +196,26 @@ class _Split:
                 "Received: jit_compile=True. Expected: False or 'auto' for a split model: XLA "
                 "cannot span devices, and would ignore the stages."
             )
-        super().compile(*args, **{**kwargs, **compat.without_jit(args)})  # type: ignore[misc]
+        stages = self._tf_mp_pipeline.stages
+        with tf.device(stages[-1].device):  # loss and metrics live where they are computed
+            super().compile(*args, **{**kwargs, **compat.without_jit(args)})  # type: ignore[misc]
         optimizer = self.optimizer  # type: ignore[attr-defined]
         if optimizer is not None:
             update.check(optimizer)
             _check_wrapped(optimizer)
+            update.settle(optimizer, stages[0].device)
         if bound.get("run_eagerly"):
             warnings.warn(
                 "run_eagerly=True: the actions of the pipeline run one after another.",
                 stacklevel=2,
             )
-        for stage in self._tf_mp_pipeline.stages:
+        for stage in stages:
             stage.eager = bool(bound.get("run_eagerly"))
         self._tf_mp_pipeline.reset()
+
+    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        with tf.device(self._tf_mp_pipeline.stages[-1].device):
+            super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
     def train_step(self, data: Any) -> Any:
         return step.train(self._tf_mp_pipeline, self, data)  # type: ignore[arg-type]

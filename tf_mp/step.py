@@ -10,7 +10,7 @@ from tf_mp import compat, microbatch, update, world
 from tf_mp import loss as losses_of
 from tf_mp.backward import Backward
 from tf_mp.engine import Batch, Engine
-from tf_mp.loss import OutputLoss
+from tf_mp.opnames import scope
 from tf_mp.pipeline import Pipeline
 
 __all__ = ["predict", "test", "train"]
@@ -120,7 +120,8 @@ class _Train:
         self.x, self.y, self.sample_weight = compat.unpack(data)
         self.optimizer: Any = model.optimizer
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        step = tf.cast(compat.raw(inner._iterations).read_value(), tf.int64)
+        with tf.device(pipeline.stages[0].device), tf.name_scope(scope(0, "forward") + "/"):
+            step = tf.cast(compat.raw(inner._iterations).read_value(), tf.int64)
         self.engine = _engine(pipeline, self.x, step)
         self.ranks = world.current().size
         self.losses = losses_of.resolve(
@@ -203,8 +204,8 @@ class _Train:
         sizes = self.engine.batch.sizes
         locals_: list[Any] = [sum(row) if row[0] is not None else 1.0 for row in counts]
         totals = self._over_ranks([*locals_, float(sum(sizes))])
-        loss_scale = self.optimizer.scale_loss(tf.ones([], tf.float32))
-        with tf.device(self.pipeline.stages[-1].device):
+        with self.engine.place(self.pipeline.stages[-1], "loss"):
+            loss_scale = self.optimizer.scale_loss(tf.ones([], tf.float32))
             scales = [
                 [
                     self._weight(count, total, entry.weight) * loss_scale

@@ -22,8 +22,9 @@ from keras import ops
 
 from tf_mp import compat
 from tf_mp.opnames import scope as scope_name
+from tf_mp.recording import device_index
 
-__all__ = ["Share", "apply", "check", "rebind"]
+__all__ = ["Share", "apply", "check", "rebind", "settle"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -69,7 +70,7 @@ def apply(optimizer: Any, shares: Sequence[Share]) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         _apply_scaled(optimizer, shares)
     else:
-        _Step(optimizer).run(shares, None)
+        _Step(optimizer, shares[0]).run(shares, None)
 
 
 def _apply_scaled(optimizer: Any, shares: Sequence[Share]) -> None:
@@ -83,8 +84,9 @@ def _apply_scaled(optimizer: Any, shares: Sequence[Share]) -> None:
                 if present
                 else tf.constant(True)
             )
-    finite = tf.reduce_all(tf.stack(flags))
-    scale = compat.raw(optimizer.dynamic_scale).read_value()
+    with _place(shares[0]):
+        finite = tf.reduce_all(tf.stack(flags))
+        scale = compat.raw(optimizer.dynamic_scale).read_value()
     scaled = []
     for share in shares:
         with _place(share):
@@ -92,10 +94,15 @@ def _apply_scaled(optimizer: Any, shares: Sequence[Share]) -> None:
             gradients = [_map(g, lambda t, s=local: t / tf.cast(s, t.dtype))
                          for g in share.gradients]  # fmt: skip
         scaled.append(dataclasses.replace(share, gradients=gradients))
-    _Step(optimizer.inner_optimizer).run(scaled, finite)
-    grown = tf.equal(optimizer.step_counter, optimizer.dynamic_growth_steps - 1)
-    counter = compat.raw(optimizer.step_counter)
-    dynamic = compat.raw(optimizer.dynamic_scale)
+    _Step(optimizer.inner_optimizer, shares[0]).run(scaled, finite)
+    with _place(shares[0]):
+        _move_scale(optimizer, finite)
+
+
+def _move_scale(optimizer: Any, finite: tf.Tensor) -> None:
+    """Doubles the scale after enough finite steps, halves it after one that was not."""
+    counter, dynamic = compat.raw(optimizer.step_counter), compat.raw(optimizer.dynamic_scale)
+    grown = tf.equal(counter, optimizer.dynamic_growth_steps - 1)
     count = tf.where(tf.logical_or(grown, tf.logical_not(finite)), 0, counter + 1)
     factor = tf.where(finite, tf.where(grown, 2.0, 1.0), 0.5)
     counter.assign(tf.cast(count, counter.dtype))
@@ -105,23 +112,25 @@ def _apply_scaled(optimizer: Any, shares: Sequence[Share]) -> None:
 class _Step:
     """One step of a plain optimizer, under an optional scalar condition."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, first: Share) -> None:
         self.optimizer = optimizer
-        # What it keeps once for all variables: attributes that are variables themselves.
-        self.shared = [v for v in vars(optimizer).values() if isinstance(v, keras.Variable)]
-        self.start = {id(v): compat.raw(v).read_value() for v in self.shared}
+        self.first = first
+        self.shared = _shared(optimizer)
         self.moved: dict[int, Any] = {}
         every = optimizer.gradient_accumulation_steps
-        count = self.start[id(optimizer._iterations)]
-        self.is_update = None if not every else tf.equal((count + 1) % every, 0)
+        with _place(first):
+            self.start = {id(v): compat.raw(v).read_value() for v in self.shared}
+            count = self.start[id(optimizer._iterations)]
+            self.is_update = None if not every else tf.equal((count + 1) % every, 0)
 
     def run(self, shares: Sequence[Share], condition: Any) -> None:
         shares = [self._prepare(share) for share in shares]
         clipped = self._clip(shares, [self._accumulated(share) for share in shares])
         for share, gradients in zip(shares, clipped, strict=True):
-            with _place(share), compat_name(self.optimizer):
+            with _place(share), tf.name_scope(self.optimizer.name):
                 _when(condition, lambda s=share, g=gradients: self._stage(s, g))
-        _when(condition, self._finish)
+        with _place(self.first):
+            _when(condition, self._finish)
 
     def _prepare(self, share: Share) -> Share:
         """Drops variables without gradient, undoes `loss_scale_factor`, as Keras's `apply`."""
@@ -260,11 +269,6 @@ def _place(share: Share) -> Iterator[None]:
         yield
 
 
-def compat_name(optimizer: Any) -> Any:
-    """The optimizer's own name scope."""
-    return tf.name_scope(optimizer.name)
-
-
 def _when(condition: Any, body: Any) -> None:
     if condition is None:
         body()
@@ -281,6 +285,21 @@ def _map(gradient: Any, function: Any) -> Any:
 
 def _values(gradient: Any) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def settle(optimizer: Any, device: str) -> None:
+    """Moves what an optimizer keeps once for all variables to the first stage's device."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    for owner in {id(optimizer): optimizer, id(inner): inner}.values():
+        for variable in _shared(owner):
+            found = device_index(compat.raw(variable).device)
+            if found != device_index(device):
+                compat.initialise_on(variable, device)
+
+
+def _shared(optimizer: Any) -> list[keras.Variable]:
+    """Attributes that are variables themselves: the step counter, the learning rate, ..."""
+    return [v for v in vars(optimizer).values() if isinstance(v, keras.Variable)]
 
 
 def rebind(optimizer: Any, devices: dict[int, str]) -> None:

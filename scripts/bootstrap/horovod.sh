@@ -25,7 +25,13 @@ horovod_key() {
     "$(pinned tensorflow-cpu)" "$mpi" "$HOROVOD" "$(uname -m)" "$libc" "$DEVICE" "${cuda:-none}" "$RECIPE"
 }
 
-horovod_wheel_in() { ls "$1"/horovod-"$HOROVOD"-*.whl 2>/dev/null | head -n 1; }
+# The Horovod wheel in a folder, or nothing
+horovod_wheel_in() {
+  local wheel
+  for wheel in "$1"/horovod-"$HOROVOD"-*.whl; do
+    [ ! -e "$wheel" ] || printf '%s' "$wheel"
+  done
+}
 
 # Before anything is downloaded: will Horovod be to be had at the end?
 check_horovod_can_be_had() {

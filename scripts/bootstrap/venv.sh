@@ -88,8 +88,8 @@ pip_install() {
 # What pip is at, from its log
 pip_words() {
   awk '/^Collecting|^Requirement already/ { count += 1; name = $2 }
-       /^Installing collected/ { installing = 1 }
-       END { if (installing) print "unpacking " count " packages"
+       /^Installing collected/ { installing = NF - 3 }
+       END { if (installing) print "unpacking " installing " packages"
              else print count + 0 " packages looked at, now " name }'
 }
 
@@ -106,6 +106,7 @@ remove_other_tensorflow() {
 install_wheels() {
   local extras="$DEVICE data plots test build" requirements key
   [ "$MPI" = system ] || extras="$extras mpi"
+  # shellcheck disable=SC2086    # a list of words
   requirements=$("$VENV/bin/python" "$ROOT/scripts/bootstrap/requirements.py" $extras)
   key=$(fingerprint "$requirements" "$(cat "$ROOT/constraints.txt")" "$DEVICE")
   is_done wheels "$key" && return

@@ -17,7 +17,7 @@ check_wheelhouse() {
   wanted=$(describe_wheelhouse "$python")
   for line in $wanted; do
     grep -qxF "$line" "$WHEELHOUSE/about" || die "the wheelhouse $WHEELHOUSE was made for" \
-      "$(tr '\n' ' ' <"$WHEELHOUSE/about")and this set-up is for $(echo $wanted):" \
+      "$(tr '\n' ' ' <"$WHEELHOUSE/about")and this set-up is for ${wanted//$'\n'/ }:" \
       "choose another PYTHON, DEVICE or MPI, or make a wheelhouse for this one."
   done
   is_done checked "$(fingerprint "$WHEELHOUSE" "$(cat "$WHEELHOUSE/SHA256SUMS")")" && return
