@@ -22,15 +22,16 @@ trap 'exit 130' INT TERM
 
 main() {
   [ "$(uname -s)" = Linux ] || die "the set-up runs on Linux; on $(uname -s) use the image: make docker."
+  plan_venv
   check_wheelhouse
-  make_venv
   check_horovod_can_be_had
+  make_venv
   install_wheels
   write_mpi_settings
   install_horovod
   [ "${TF_MP_ONLY:-}" = packages ] || install_project
   unpack_data
-  say "ready: $VENV (Python $(version_of "$VENV/bin/python"), DEVICE=$DEVICE: $DEVICE_WHY)"
+  say "ready: $VENV (Python $PYTHON_VERSION, DEVICE=$DEVICE: $DEVICE_WHY)"
 }
 
 main

@@ -14,6 +14,7 @@ trap 'stop_watched; [ -z "${making:-}" ] || rm -rf "$making"' EXIT
 trap 'exit 130' INT TERM
 cd "$ROOT"
 bash scripts/bootstrap.sh
+plan_venv
 # an environment may hold a Horovod whose wheel is no longer in the cache
 if [ -z "$(horovod_wheel_in "$(cache_dir)/horovod/$(horovod_key)")" ]; then
   undo horovod
@@ -39,7 +40,7 @@ say 'collecting the data'
 enter_venv
 python -m tf_mp data --choose --data-dir "$making/data" \
   || die 'no data set could be prepared: what to do is said above.'
-describe_wheelhouse "$VENV/bin/python" >"$making/about"
+describe_wheelhouse >"$making/about"
 (cd "$making" && find wheels data about -type f -print0 | sort -z | xargs -0 sha256sum >SHA256SUMS)
 rm -rf "$target"
 mv -T "$making" "$target"

@@ -6,13 +6,13 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")  # sums in one order: resul
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import tf_mp
+import tf_mp  # noqa: E402
 
 tf_mp.init(devices_per_rank=4)
 
-import keras
-import pytest
-import tensorflow as tf
+import keras  # noqa: E402
+import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 assert len(tf.config.list_logical_devices("CPU")) == 4, tf.config.list_logical_devices()
 

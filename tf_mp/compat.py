@@ -8,7 +8,7 @@ Checked with TensorFlow 2.21 and Keras 3.15.
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -32,7 +32,9 @@ __all__ = [
     "initialise_on",
     "loss_weights_of_mask",
     "on_node",
+    "profiler_events",
     "raw",
+    "run_metadata",
     "seed_generators",
     "serialise_as",
     "set_mask",
@@ -166,6 +168,30 @@ def floating_state(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in kept if tf.as_dtype(variable.dtype).is_floating]
 
 
+def is_built(model: keras.Model) -> bool:
+    """Whether the model and all layers within it have their variables."""
+    return bool(model.variables) and all(layer.built for layer in model._flatten_layers())
+
+
+def build_from(model: keras.Model, iterator: Any) -> bool:
+    """Builds a model, its metrics and its optimizer from the shapes of an iterator's batches.
+
+    Returns:
+        Whether that was possible; some models are only built by running them.
+    """
+    specs = tf.nest.map_structure(
+        lambda spec: spec if isinstance(spec, tf.TensorSpec) else None,
+        getattr(iterator, "element_spec", None),
+    )
+    if specs is None:
+        return False
+    try:
+        model._symbolic_build(data_batch=specs)
+    except Exception:
+        return False
+    return True
+
+
 def build_outside(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
     """Builds an optimizer outside of the function that is being traced.
 
@@ -224,3 +250,54 @@ def subclassed(model: keras.Model, inputs: Any) -> Functional:
 
 def _kind(operation: Any) -> Any:
     return operation if isinstance(operation, keras.layers.Layer) else type(operation)
+
+
+# --- timeline: the profiler's events ----------------------------------------------------------
+
+
+class ProfilerEvent(NamedTuple):
+    """One event of TensorFlow's profiler.
+
+    Attributes:
+        plane: where it was seen: "/host:CPU", "/device:GPU:0".
+        name: for an operation "name:type", or "name" of what the event is about.
+        start_ns: when it began.
+        end_ns: when it ended.
+        stats: further values by name.
+    """
+
+    plane: str
+    name: str
+    start_ns: float
+    end_ns: float
+    stats: dict[str, Any]
+
+
+def profiler_events(file: str) -> list[ProfilerEvent]:
+    """The events in a file `*.xplane.pb` that TensorFlow's profiler wrote.
+
+    TensorFlow has no public reader of its own files.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    with open(file, "rb") as stream:
+        space.ParseFromString(stream.read())
+    found = []
+    for plane in space.planes:
+        names = {number: stat.name for number, stat in plane.stat_metadata.items()}
+        for line in plane.lines:
+            for event in line.events:
+                about = plane.event_metadata[event.metadata_id]
+                start = line.timestamp_ns + event.offset_ps / 1e3
+                stats = {names[s.metadata_id]: _stat(s, names) for s in event.stats}
+                end = start + event.duration_ps / 1e3
+                found.append(ProfilerEvent(plane.name, about.name, start, end, stats))
+    return found
+
+
+def _stat(stat: Any, names: dict[int, str]) -> Any:
+    kind = stat.WhichOneof("value")
+    if kind is None:
+        return None
+    return names.get(stat.ref_value) if kind == "ref_value" else getattr(stat, kind)

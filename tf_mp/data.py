@@ -1,13 +1,14 @@
 """The input: every rank's part of one global order of samples, the same for every number of ranks.
 
-Global batch t is samples [t*G, (t+1)*G) of a seeded order that is drawn anew each epoch, where G is the batch
-size of a rank times the world size; rank r gets the r-th part of it. So two runs with the same G see the
-same global batches, whatever their number of ranks, and a run resumes at any step by its number alone.
+Global batch t is samples [t*G, (t+1)*G) of a seeded order that is drawn anew each epoch, where G
+is the batch size of a rank times the world size; rank r gets the r-th part of it. So two runs with
+the same G see the same global batches, whatever their number of ranks, and a run resumes at any
+step by its number alone.
 
-A split that fits in memory (2 GiB decoded) is decoded once; batches are then gathered from it by index, without
-Python in the loop and without reading what is skipped. A larger one is streamed from TFDS's files, which TFDS
-shuffled when it wrote them, through a seeded shuffle buffer; resuming then passes over the records of the
-current epoch undecoded.
+A split that fits in memory (2 GiB decoded) is decoded once; batches are then gathered from it by
+index, without Python in the loop and without reading what is skipped. A larger one is streamed
+from TFDS's files, which TFDS shuffled when it wrote them, and mixed anew each epoch within windows
+of 10,000; resuming then passes over the records of the current epoch undecoded.
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ def check_range(images: Any, what: str = "images") -> bool:
     if not fine and what not in _warned:
         _warned.add(what)
         warnings.warn(
-            f"Received {what} with values from {low:g} to {high:g}. Expected [0, 1]: on other ranges "
-            "training may stand still. Divide by 255 if they are bytes; tf_mp.data.load does.",
+            f"Received {what} with values from {low:g} to {high:g}. Expected [0, 1]: on other "
+            "ranges training may stand still. Divide bytes by 255, as tf_mp.data.load does.",
             stacklevel=2,
         )
     return fine

@@ -11,6 +11,7 @@ from pathlib import Path
 __all__ = ["DataError", "data_folder", "find"]
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
+_NAME = re.compile(r"[a-z]\w*(/[\w.+-]+)?(:\d+\.\d+\.\d+)?")
 
 
 class DataError(RuntimeError):
@@ -31,15 +32,23 @@ def find(name: str, data_dir: str | Path | None = None) -> Path | None:
         data_dir: the folder of all data sets; by default TFDS's own.
 
     Raises:
-        DataError: the set is there but files of it are missing, or it has several configurations.
+        DataError: the name is none of TFDS, files of the set are missing, or it has several
+            configurations.
     """
+    if not _NAME.fullmatch(name):
+        raise DataError(
+            f"Received the data set {name!r}. Expected a name as TFDS writes it: 'mnist', "
+            "'mnist:3.0.1', 'emnist/letters'."
+        )
     base, _, version = name.partition(":")
     root = data_folder(data_dir) / base
     found = _versions(root.glob(f"{version or '*'}/dataset_info.json"))
     configs = {path.parent for path in _versions(root.glob("*/*/dataset_info.json"))}
     if not found and len(configs) > 1:
         names = ", ".join(sorted(f"{base}/{path.name}" for path in configs))
-        raise DataError(f"Received the data set {name!r}, prepared in several kinds. Name one: {names}.")
+        raise DataError(
+            f"Received the data set {name!r}, prepared in several kinds. Name one: {names}."
+        )
     if not found and configs and not version:
         found = _versions(configs.pop().glob("*/dataset_info.json"))
     if not found:
@@ -60,6 +69,7 @@ def _check_whole(path: Path) -> None:
     there = len(list(path.glob("*-of-*")))
     if there < wanted:
         raise DataError(
-            f"Received {path} with {there} data file(s). Expected {wanted}, as its dataset_info.json "
-            "says: the set was copied in part. Copy it again, or delete the folder to prepare it anew."
+            f"Received {path} with {there} data file(s). Expected {wanted}, as its "
+            "dataset_info.json says: the set was copied in part. Copy it again, or delete the "
+            "folder to prepare it anew."
         )

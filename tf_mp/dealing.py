@@ -11,9 +11,9 @@ __all__ = ["Deal"]
 class Deal:
     """How the samples of one epoch go to the ranks.
 
-    For training, global batch t is samples [t*G, (t+1)*G) of the epoch's order, with G = batch_size x
-    size, and rank r has the r-th part of it. For evaluation each rank has one share of the order;
-    shares differ by one sample at most.
+    For training, global batch t is samples [t*G, (t+1)*G) of the epoch's order, with G =
+    batch_size x size, and rank r has the r-th part of it. For evaluation each rank has one share
+    of the order; shares differ by one sample at most.
 
     Attributes:
         count: samples in the epoch.
@@ -47,18 +47,19 @@ class Deal:
         """
         if self.count < self.global_batch:
             raise ValueError(
-                f"Received a split of {self.count} samples and a global batch of {self.global_batch} "
-                f"({self.size} rank(s) x batch_size={self.batch_size}). Expected one global batch at "
-                "least: pass a smaller batch_size or start fewer ranks."
+                f"Received a split of {self.count} samples and a global batch of "
+                f"{self.global_batch} ({self.size} rank(s) x batch_size={self.batch_size}). "
+                "Expected one global batch at least: pass a smaller batch_size, or start fewer "
+                "ranks."
             )
         return self.count // self.global_batch
 
     def left_over(self, what: str, shuffled: bool = True) -> str:
-        """Says what does not fill a global batch at the end of an epoch; empty where all is used."""
+        """Says what does not fill a global batch at an epoch's end; empty where all is used."""
         rest = self.count - self.steps_per_epoch() * self.global_batch
         if not rest:
             return ""
-        which = "others each time, as the order is drawn anew" if shuffled else "the same each time"
+        which = "others each time: the order is drawn anew" if shuffled else "always the same"
         return (
             f"{what}: {self.count} samples fill {self.steps_per_epoch()} global batches of "
             f"{self.global_batch}; {rest} are left over at the end of each epoch ({which})."
@@ -71,11 +72,11 @@ class Deal:
         return start, least + (self.rank < ranks_with_more)
 
     def sizes(self) -> list[tuple[int, int]]:
-        """This rank's evaluation batches as (how many, of which size), as many steps on every rank.
+        """This rank's evaluation batches as (how many, of which size); as many on every rank.
 
-        Where other ranks need one step more for their one sample more, the last full batch is given
-        in two parts: a rank without a batch would be missing from the others' reductions, and an
-        empty batch has no mean.
+        Where other ranks need one step more for their one sample more, the last full batch is
+        given in two parts: a rank without a batch would be missing from the others' reductions,
+        and an empty batch has no mean.
 
         Raises:
             ValueError: a rank would have to have an empty batch.

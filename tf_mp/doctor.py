@@ -140,8 +140,7 @@ def _mpirun(facts: Facts, wanted: Wanted) -> Check:
 def _launch(facts: Facts, wanted: Wanted) -> Check:
     ok = facts.mpirun is None or bool(facts.ssh) or "/bin/false" in facts.rsh_agent
     fix = (
-        "export OMPI_MCA_plm_rsh_agent=/bin/false   (one host; "
-        "for several install openssh-client)"
+        "export OMPI_MCA_plm_rsh_agent=/bin/false   (one host; for several install openssh-client)"
     )
     found = facts.ssh or (f"none, agent {facts.rsh_agent}" if facts.rsh_agent else "none")
     return Check("ssh for mpirun", ok, found, "an ssh client, or an agent that needs none", fix)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from tf_mp import cores
 
@@ -110,7 +111,7 @@ def _version(*names: str) -> str | None:
     return None
 
 
-def _horovod() -> dict[str, object]:
+def _horovod() -> dict[str, Any]:
     """What Horovod was built against and with, read from its files: importing it may crash."""
     found = importlib.util.find_spec("horovod")
     if found is None or not found.origin:
@@ -131,7 +132,11 @@ def _output(command: Sequence[str | None]) -> str:
     """What a command prints; empty when it fails."""
     try:
         return subprocess.run(
-            [str(word) for word in command], capture_output=True, text=True, timeout=20
+            [str(word) for word in command],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
         ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""

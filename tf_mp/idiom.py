@@ -11,9 +11,9 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tf_mp import placement, opnames, probe, rules, runs
+from tf_mp import opnames, placement, probe, rules, runs
 
-__all__ = ["verify_usual_idiom", "stages_by_device", "write_usual_idiom"]
+__all__ = ["stages_by_device", "verify_usual_idiom", "write_usual_idiom"]
 
 
 def verify_usual_idiom(

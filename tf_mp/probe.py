@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_mp import runs
 
-__all__ = ["STEPS", "run_step", "fresh_step", "unchanged"]
+__all__ = ["STEPS", "fresh_step", "run_step", "unchanged"]
 
 STEPS = ("train", "test", "predict")
 

@@ -111,4 +111,4 @@ class Progress(keras.callbacks.Callback):
         speed += "" if math.isnan(left) else f"  {int(left) // 60}:{int(left) % 60:02d} left"
         line = f"[{bar}] step {self._step}/{self._num_steps}  {numbers}{speed}"
         print(f"\r\033[K{line}" if self._show else line, end="" if self._show else "\n",
-              file=sys.stderr, flush=True)  # fmt: skip
+              file=sys.stderr, flush=True)

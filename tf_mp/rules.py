@@ -9,13 +9,13 @@ __all__ = [
     "BOOKKEEPING",
     "INPUTS",
     "SCALARS",
-    "Guess",
     "Expectations",
+    "Guess",
     "expectations",
     "is_cheap",
     "reason_to_run_anywhere",
-    "transfer_kind",
     "topological",
+    "transfer_kind",
 ]
 
 BOOKKEEPING = "constants, arguments and control edges"
@@ -97,7 +97,8 @@ def reason_to_run_anywhere(
         return INPUTS
     if _is_small(op, run):
         return SCALARS
-    if op.type in _VIEW_TYPES and (action is None or not action.word):
+    unscoped = action is None or not action.word
+    if unscoped and (op.type in _VIEW_TYPES or _sets_from_outside(op, run)):
         return BOOKKEEPING
     if action is not None:
         return None
@@ -180,6 +181,12 @@ def _is_small(op: runs.Op, run: runs.Run) -> bool:
     if op.type in _SHAPE_TYPES:
         return True
     return all(_few(run.ops[i]) for i in op.inputs)
+
+
+def _sets_from_outside(op: runs.Op, run: runs.Run) -> bool:
+    """Whether an operation gives a variable a value that no step computed: its first one."""
+    inputs = {run.ops[i].type for i in op.inputs}
+    return op.type == "AssignVariableOp" and inputs <= {"_Arg", "Const"}
 
 
 def _few(op: runs.Op) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tf_mp import compat
 
-__all__ = ["Op", "Transfer", "Run", "record", "read", "device_name"]
+__all__ = ["Op", "Run", "Transfer", "device_name", "read", "record"]
 
 # Of each output of an operation: elements, bytes of one, whether it is an integer or a boolean.
 _Outputs = list[tuple[int | None, int, bool]]

@@ -1,7 +1,7 @@
 """The two ways to a split's samples: held in memory, or streamed from TFDS's files.
 
-A source gives *keys* (positions in memory, or undecoded records) in batches, and turns a batch of keys into
-images and labels. So what is skipped on a resume is never decoded.
+A source gives *keys* (positions in memory, or undecoded records) in batches, and turns a batch of
+keys into images and labels. So what is skipped on a resume is never decoded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = ["Source", "open_source"]
 
 MEMORY_BYTES = 2 << 30
 """A split up to this size, decoded, is held in memory by each rank."""
-SHUFFLE_BUFFER = 20_000
-"""Records in the shuffle buffer of a streamed split."""
+WINDOW = 10_000
+"""So many records in a row of a streamed split are mixed with each other."""
 
 
 class Source(Protocol):
@@ -36,7 +36,7 @@ class Source(Protocol):
         """This rank's batches of keys in one epoch of evaluation, nothing left over."""
 
     def decode(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Keys to images (batch, height, width, channels), as stored, and labels (batch,) int64."""
+        """Keys to images (batch, height, width, channels) as stored, labels (batch,) int64."""
 
 
 def open_source(path: Path, split: str) -> Source:
@@ -52,7 +52,8 @@ def open_source(path: Path, split: str) -> Source:
     """
     builder = _builder(path)
     features = builder.info.features
-    if not isinstance(features, tfds.features.FeaturesDict) or not {"image", "label"} <= {*features}:
+    names = {*features} if isinstance(features, tfds.features.FeaturesDict) else set()
+    if not {"image", "label"} <= names:
         raise DataError(
             f"Received {path}, whose features are {features}. Expected 'image' and 'label': read "
             "this set with tensorflow_datasets and a pipeline of your own."
@@ -93,8 +94,7 @@ class _Memory:
         order = tf.range(self.count, dtype=tf.int64)
         if not shuffle:
             return order
-        both = tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
-        return tf.random.experimental.stateless_shuffle(order, seed=both)
+        return tf.random.experimental.stateless_shuffle(order, seed=_pair(seed, epoch))
 
     def epoch(self, deal: Deal, seed: int, epoch: tf.Tensor, shuffle: bool) -> tf.data.Dataset:
         steps = deal.steps_per_epoch()
@@ -111,7 +111,7 @@ class _Memory:
 
 
 class _Stream:
-    """A split read from its files; keys are undecoded records, shuffled within a buffer."""
+    """A split read from its files; keys are undecoded records, mixed within windows."""
 
     def __init__(self, builder: Any, split: str) -> None:
         self.count = builder.info.splits[split].num_examples
@@ -124,24 +124,35 @@ class _Stream:
     def _order(self, seed: int, epoch: Any, shuffle: bool) -> tf.data.Dataset:
         if not shuffle:
             return self._records
-        drawn = tf.random.stateless_uniform(
-            [], [seed, epoch], minval=None, maxval=None, dtype=tf.int64
-        )
-        return self._records.shuffle(SHUFFLE_BUFFER, drawn, reshuffle_each_iteration=False)
+        both = _pair(seed, epoch)
+
+        def mix(window: tf.Tensor, records: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+            positions = tf.range(tf.shape(records[0])[0])
+            drawn = tf.random.experimental.stateless_fold_in(both, window)
+            positions = tf.random.experimental.stateless_shuffle(positions, seed=drawn)
+            return tuple(tf.gather(part, positions) for part in records)
+
+        # Not `Dataset.shuffle`: its order depends on the global seed, which may differ by rank.
+        return self._records.batch(WINDOW).enumerate().map(mix).unbatch()
 
     def epoch(self, deal: Deal, seed: int, epoch: tf.Tensor, shuffle: bool) -> tf.data.Dataset:
         mine = slice(deal.rank * deal.batch_size, (deal.rank + 1) * deal.batch_size)
-        batches = self._order(seed, epoch, shuffle).batch(deal.global_batch, drop_remainder=True)
+        order = self._order(seed, epoch, shuffle)
+        batches = order.batch(deal.global_batch, drop_remainder=True)
         return batches.map(lambda images, labels: (images[mine], labels[mine]))
 
     def whole(self, deal: Deal, seed: int, shuffle: bool) -> tf.data.Dataset:
-        return _in_sizes(self._order(seed, tf.constant(0, tf.int64), shuffle), deal)
+        return _in_sizes(self._order(seed, 0, shuffle), deal)
 
     def decode(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         records, labels = keys
         kind = tf.TensorSpec(self._image.shape, self._image.dtype)
         images = tf.map_fn(self._image.decode_example, records, fn_output_signature=kind)
         return images, tf.cast(labels, tf.int64)
+
+
+def _pair(seed: int, epoch: Any) -> tf.Tensor:
+    return tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
 
 
 def _in_sizes(order: tf.data.Dataset, deal: Deal) -> tf.data.Dataset:

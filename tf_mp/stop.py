@@ -18,7 +18,7 @@ import keras
 
 from tf_mp import world
 
-__all__ = ["AgreedStop", "end_all_on_error"]
+__all__ = ["AgreedStop", "end_all_on_error", "guarded"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 STOPPED, INTERRUPTED = 143, 130
@@ -89,20 +89,41 @@ class AgreedStop(keras.callbacks.Callback):
         raise SystemExit(code)
 
 
+def guarded(main: Callable[[], int | None]) -> int:
+    """Runs a program; an error becomes a message and an exit code that end all ranks.
+
+    Args:
+        main: the program; what it returns is the exit code.
+    """
+    try:
+        return main() or 0
+    except Exception as error:
+        return _end(error)
+
+
 def end_all_on_error() -> None:
-    """Makes an error that nobody catches end this rank at once, so that no other waits for it.
+    """Makes an error that nobody catches end this rank at once, so that no other waits for it."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _end(error)
+
+    if world.current().size > 1:
+        sys.excepthook = hook
+
+
+def _end(error: BaseException) -> int:
+    """Prints what happened and, where there are other ranks, ends this one at once.
 
     Python's usual end would first shut Horovod down in good order, and the others would report
     that instead of the cause. The launcher, or the broken connection, ends them.
     """
-
-    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        here = world.current()
-        text = "".join(traceback.format_exception(kind, error, trace))
-        print(f"{text}tf_mp: rank {here.rank} of {here.size} ended with this error.",
-              file=sys.stderr, flush=True)  # fmt: skip
-        sys.stdout.flush()
-        os._exit(INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
-
-    if world.current().size > 1:
-        sys.excepthook = end
+    here = world.current()
+    told = str(error).startswith("Received")  # our own words: where they were raised says nothing
+    text = f"tf_mp: {error}\n" if told else "".join(traceback.format_exception(error))
+    where = f" on rank {here.rank} of {here.size}" if here.size > 1 else ""
+    print(f"{text}tf_mp: the run ended with this error{where}.", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    if here.size > 1:
+        os._exit(code)
+    return code

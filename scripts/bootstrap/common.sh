@@ -60,22 +60,29 @@ stop_watched() {
   [ -z "${WATCHED:-}" ] || kill -TERM -- "-$WATCHED" 2>/dev/null || true
 }
 
+# The package that pip could not find, from its log
+lacking() {
+  grep -iE 'no matching distribution found for|^    The user requested' "$LOG" \
+    | sed 's/.*\(for\|requested\) //' | head -n 1
+}
+
 # Say in one sentence why the command behind $LOG failed and what to do.
 explain() {
-  local what=$1
-  if grep -qi 'no space left on device\|disk quota exceeded' "$LOG"; then
+  local what=$1 nothing_found='no matching distribution|ResolutionImpossible'
+  local no_answer='NewConnectionError|ConnectTimeout|ReadTimeout|name resolution|ProxyError'
+  no_answer="$no_answer|SSLError|connection (refused|broken)|HTTP error (403|5..)"
+  if grep -qiE 'no space left on device|disk quota exceeded' "$LOG"; then
     die "the disk filled up during $what: free some space, or use a larger disk with VENV=DIR" \
       "and XDG_CACHE_HOME=DIR, then run the same command again."
   fi
-  if [ -n "${WHEELHOUSE:-}" ] && grep -qi 'no matching distribution' "$LOG"; then
-    die "the wheelhouse $WHEELHOUSE lacks a package" \
-      "($(sed -n 's/.*No matching distribution found for //p' "$LOG" | head -n 1)):" \
+  if [ -n "${WHEELHOUSE:-}" ] && grep -qiE "$nothing_found" "$LOG"; then
+    die "the wheelhouse $WHEELHOUSE lacks a package ($(lacking || true)):" \
       "make it anew with 'make wheelhouse' for this Python and DEVICE."
   fi
-  if grep -qiE 'NewConnectionError|ConnectTimeout|ReadTimeout|name resolution|ProxyError|SSLError|connection (refused|broken)|HTTP error (403|5..)' "$LOG"; then
-    die "the package registry did not answer during $what: check the connection and pip's index" \
-      "('pip config list'), or carry the packages in: 'make wheelhouse' on a connected machine," \
-      "then 'make setup WHEELHOUSE=DIR' here."
+  if grep -qiE "$nothing_found|$no_answer" "$LOG"; then
+    die "the package registry did not answer during $what, or lacks a package ($(lacking || true)): check" \
+      "the connection and pip's index ('pip config list'), or carry the packages in:" \
+      "'make wheelhouse' on a connected machine, then 'make setup WHEELHOUSE=DIR' here."
   fi
   tail -n 20 "$LOG" >&2
   die "$what failed: its last lines are above, all of them in $LOG."

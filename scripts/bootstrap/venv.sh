@@ -36,7 +36,7 @@ is_healthy() { [ -n "$(version_of "$VENV/bin/python")" ] && "$VENV/bin/python" -
 is_empty() { [ ! -e "$VENV" ] || [ -z "$(ls -A "$VENV" 2>/dev/null)" ]; }
 
 # An environment is kept when it works, has the Python that was asked for, and was left whole.
-keep_venv() {
+can_keep_venv() {
   is_healthy || return 1
   local have
   have=$(version_of "$VENV/bin/python")
@@ -54,24 +54,33 @@ keep_venv() {
   fi
 }
 
-make_venv() {
-  local python
-  if keep_venv; then
-    mkdir -p "$STATE"
+# Decides, before anything is written, which Python it will be: BASE_PYTHON is empty where the
+# environment is kept.
+plan_venv() {
+  if can_keep_venv; then
+    BASE_PYTHON='' PYTHON_VERSION=$(version_of "$VENV/bin/python")
     return
   fi
   is_empty || is_ours || die "$VENV is there, but it is no environment that works and not one of" \
     "this set-up: delete it, or choose another place with VENV=DIR."
-  python=$(pick_python)
+  BASE_PYTHON=$(pick_python)
+  PYTHON_VERSION=$(version_of "$BASE_PYTHON")
+}
+
+make_venv() {
+  if [ -z "$BASE_PYTHON" ]; then
+    mkdir -p "$STATE"
+    return
+  fi
   need_disk "$VENV" "$VENV_MEGABYTES" 'the environment'
-  say "making the environment $VENV with $python (Python $(version_of "$python"))"
+  say "making the environment $VENV with $BASE_PYTHON (Python $PYTHON_VERSION)"
   [ ! -d "$VENV" ] || find "$VENV" -mindepth 1 -delete
   mkdir -p "$STATE" 2>/dev/null || die "cannot write $VENV: choose another place with VENV=DIR."
   touch "$STATE/made"
-  if ! "$python" -m venv "$VENV" >"$LOG" 2>&1; then
+  if ! "$BASE_PYTHON" -m venv "$VENV" >"$LOG" 2>&1; then
     if grep -qi 'ensurepip\|No module named venv' "$LOG"; then
       die "this Python cannot make environments: install its venv module" \
-        "(Debian, Ubuntu: apt-get install python$(version_of "$python")-venv)."
+        "(Debian, Ubuntu: apt-get install python$PYTHON_VERSION-venv)."
     fi
     explain 'making the environment'
   fi
@@ -115,8 +124,11 @@ install_wheels() {
   touch "$STATE/busy"
   remove_other_tensorflow
   printf '%s\n' "$requirements" >"$STATE/requirements.txt"
-  watch packages pip_words pip_install --requirement "$STATE/requirements.txt" \
-    || explain 'the installation of packages'
+  if ! watch packages pip_words pip_install --requirement "$STATE/requirements.txt"; then
+    # a download that failed left the environment as it was
+    grep -q '^Installing collected' "$LOG" || rm -f "$STATE/busy"
+    explain 'the installation of packages'
+  fi
   rm -f "$STATE/busy"
   mark_done wheels "$key"
 }

@@ -3,18 +3,16 @@
 
 # What a wheelhouse is good for, one "key=value" a line
 describe_wheelhouse() {
-  printf 'python=%s\ndevice=%s\nmpi=%s\nmachine=%s\n' "$(version_of "$1")" "$DEVICE" "$MPI" "$(uname -m)"
+  printf 'python=%s\ndevice=%s\nmpi=%s\nmachine=%s\n' "$PYTHON_VERSION" "$DEVICE" "$MPI" "$(uname -m)"
 }
 
 check_wheelhouse() {
-  local python wanted line
+  local wanted line broken
   [ -n "${WHEELHOUSE:-}" ] || return 0
   [ -d "$WHEELHOUSE/wheels" ] && [ -e "$WHEELHOUSE/SHA256SUMS" ] && [ -e "$WHEELHOUSE/about" ] \
     || die "WHEELHOUSE=$WHEELHOUSE is no wheelhouse (it needs wheels/, about and SHA256SUMS):" \
       "make one with 'make wheelhouse' on a connected machine and copy the whole folder."
-  python=$VENV/bin/python
-  is_healthy || python=$(pick_python)
-  wanted=$(describe_wheelhouse "$python")
+  wanted=$(describe_wheelhouse)
   for line in $wanted; do
     grep -qxF "$line" "$WHEELHOUSE/about" || die "the wheelhouse $WHEELHOUSE was made for" \
       "$(tr '\n' ' ' <"$WHEELHOUSE/about")and this set-up is for ${wanted//$'\n'/ }:" \
@@ -22,7 +20,6 @@ check_wheelhouse() {
   done
   is_done checked "$(fingerprint "$WHEELHOUSE" "$(cat "$WHEELHOUSE/SHA256SUMS")")" && return
   say "checking the files of $WHEELHOUSE"
-  local broken
   broken=$(cd "$WHEELHOUSE" && sha256sum --check --quiet SHA256SUMS 2>/dev/null | sed 's/: .*//' | head -n 3 | tr '\n' ' ') || true
   [ -z "$broken" ] || die "these files of the wheelhouse are damaged or missing: ${broken}-" \
     "copy $WHEELHOUSE again from where it was made."

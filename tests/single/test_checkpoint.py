@@ -17,12 +17,12 @@ LABELS = np.arange(40) % 3
 def model(optimizer="adam", units=8):
     keras.utils.set_random_seed(1)
     layers = [keras.Input((6,)), keras.layers.Dense(units, "relu"), keras.layers.Dropout(0.5),
-              keras.layers.BatchNormalization(), keras.layers.Dense(3)]  # fmt: skip
+              keras.layers.BatchNormalization(), keras.layers.Dense(3)]
     net = keras.Sequential(layers)
     optimizers = {"adam": keras.optimizers.Adam(0.01),
-                  "rmsprop": keras.optimizers.RMSprop(0.01, momentum=0.9)}  # fmt: skip
+                  "rmsprop": keras.optimizers.RMSprop(0.01, momentum=0.9)}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    net.compile(optimizers[optimizer], loss=loss)
+    net.compile(optimizers[optimizer], loss=loss, run_eagerly=True)
     return net
 
 
@@ -33,7 +33,7 @@ def train(net, first, last):
 
 
 def values(net):
-    return [np.array(v) for v in [*net.variables, *net.optimizer.variables]]
+    return [v.numpy() for v in [*net.variables, *net.optimizer.variables]]
 
 
 def test_a_checkpoint_opens_with_plain_keras(tmp_path):
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_word(two, capsys, name, damage):
     data = file.read_bytes()
     middle = len(data) // 2
     broken = {"cut": data[:middle], "empty": b"",
-              "flipped": data[:middle] + b"\x00\xff" + data[middle + 2 :]}  # fmt: skip
+              "flipped": data[:middle] + b"\x00\xff" + data[middle + 2 :]}
     file.unlink()
     if damage in broken:
         file.write_bytes(broken[damage])
@@ -94,16 +94,17 @@ def test_a_damaged_checkpoint_is_skipped_with_a_word(two, capsys, name, damage):
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_last_one_whole(two, monkeypatch):
     net = model()
-
-    def die(path):
-        raise KeyboardInterrupt
-
     for moment in ("_digest", "_flush"):
         with monkeypatch.context() as patch:
+
+            def die(path, patch=patch):
+                patch.setattr(checkpoint.shutil, "rmtree", lambda *a, **k: None)
+                raise KeyboardInterrupt
+
             patch.setattr(checkpoint, moment, die)
-            patch.setattr(checkpoint.shutil, "rmtree", lambda *a, **k: None)  # as killed
             with pytest.raises(KeyboardInterrupt):
                 Checkpoints(two).save(net, 3)
+        assert (two / ".new-step-00000003").exists()
         assert Checkpoints(two).restore(model())["step"] == 2
     Checkpoints(two).save(net, 3)
     assert sorted(path.name for path in two.iterdir()) == [f"step-0000000{i}" for i in (1, 2, 3)]
@@ -146,7 +147,7 @@ def test_the_callback_saves_every_few_steps_and_at_the_end_and_counts_on_after_a
         Checkpoints(tmp_path).restore(net)
         saver = CheckpointCallback(Checkpoints(tmp_path, keep=9), 2, first_step=first)
         net.fit(IMAGES, LABELS, batch_size=4, steps_per_epoch=last - first, verbose=0,
-                callbacks=[saver])  # fmt: skip
+                callbacks=[saver])
     assert sorted(int(path.name[-1]) for path in tmp_path.iterdir()) == [2, 4, 5, 6, 7]
     with pytest.raises(ValueError, match="at least 1 step"):
         CheckpointCallback(tmp_path, 0)

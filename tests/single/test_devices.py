@@ -131,7 +131,7 @@ def test_gpus_that_do_not_suffice_are_named_with_needed_found_and_remedies(
 def test_a_device_of_another_rank_is_refused_with_the_list_of_ones_own():
     assert devices.resolve(["cpu:1", "/CPU:0", "/device:CPU:2"]) == (
         "/device:CPU:1", "/device:CPU:0", "/device:CPU:2",
-    )  # fmt: skip
+    )
     with pytest.raises(ValueError, match=r"/device:CPU:3.*'/gpu:5'.*local to a rank"):
         devices.resolve(["/gpu:5"])
 

@@ -8,11 +8,10 @@ optimizer and loads without Horovod.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_mp import compat
 from tf_mp.hvd import variables as _variables
@@ -38,7 +37,6 @@ class _State:
                 settings.backward_passes_per_step, settings.average_aggregated_gradients
             )
         self.reduced_outside = False
-        self.before_first_apply: Callable[[], None] | None = None
 
 
 class _Distributed:
@@ -52,18 +50,6 @@ class _Distributed:
     def register_local_var(self, var: Any) -> None:
         """Makes a variable the rank's own: its gradient is not reduced."""
         self.distribution.local_variables.add(_variables.key(var))
-
-    def before_first_apply(self, action: Callable[[], None] | None) -> None:
-        """Leaves an action for the moment when the model and this optimizer are first built."""
-        _state(self).before_first_apply = action
-
-    def run_before_first_apply(self) -> None:
-        """Runs what was left for this moment, once, outside of the function being traced."""
-        state = _state(self)
-        action, state.before_first_apply = state.before_first_apply, None
-        if action is not None:
-            with tf.init_scope():
-                action()
 
     def reduce_gradients(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduces gradients over the ranks and does nothing else.
@@ -81,7 +67,6 @@ class _Distributed:
         if not grads:
             return
         variables = _variables_of(self, trainable_variables)
-        self.run_before_first_apply()
         given = None if trainable_variables is None else variables
         plain_apply = super().apply  # type: ignore[misc]
         reduce = not state.reduced_outside

@@ -42,7 +42,6 @@ def _apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
     variables = compat.trainable_variables_of(self) if given is None else list(given)
     if not self.built:
         compat.build_outside(self, variables)
-    inner.run_before_first_apply()
     reduced = inner.reduce_gradients(grads, variables)
     with gradients_are_reduced(inner):
         _plain_apply(self, reduced, None if given is None else variables)

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_mp import world
+from tf_mp import compat, world
 from tf_mp.hvd import variables as _variables
 from tf_mp.hvd.basics import size
 from tf_mp.hvd.collectives import broadcast_variables
@@ -58,16 +58,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                 "before compile, unless the model's own train_step averages them.",
                 stacklevel=2,
             )
-        built = self.model.built and self.model.variables
+        built = compat.is_built(self.model)
         if built and optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         if built:
             self._broadcast()
-        elif distributed_in(optimizer) is not None:
-            distributed_in(optimizer).before_first_apply(self._broadcast)
+        else:
+            self._broadcast_when_data_comes()
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts after the first batch what could not be built before it."""
+        """Broadcasts after the first batch what only running it could build."""
         if not self.broadcast_done:
             self._broadcast()
         self._state_is_common = False
@@ -79,11 +79,17 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Gives all ranks the same statistics before the callbacks after this one save them."""
         self._average_state()
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Forgets a broadcast that no batch came for."""
-        wrapped = distributed_in(getattr(self.model, "optimizer", None))
-        if wrapped is not None:
-            wrapped.before_first_apply(None)
+    def _broadcast_when_data_comes(self) -> None:
+        """Builds the model from the first batch's shapes, broadcasts, then lets the step run."""
+        model, step = self.model, self.model.train_function
+
+        def first_step(iterator: Any) -> Any:
+            model.train_function = step
+            if compat.build_from(model, iterator):
+                self._broadcast()
+            return step(iterator)
+
+        model.train_function = first_step
 
     def _broadcast(self) -> None:
         listed = _variables.flat_variables(self.model)

@@ -1,0 +1,128 @@
+"""Trains the MNIST network: split over the devices of each rank, replicated over the ranks.
+
+    python scripts/train.py                      one process, two stages on its devices
+    horovodrun -np 2 python scripts/train.py     two such processes that average their gradients
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import tf_mp  # before keras: TensorFlow reads the oneDNN switch once
+
+# isort: split
+import keras
+
+from tf_mp import data, evaluation, stop, training
+from tf_mp.checkpoint import CheckpointCallback, Checkpoints
+from tf_mp.progress import Progress
+
+
+def parse(arguments=None):
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description="Trains the MNIST network, split into stages over the devices of each rank "
+        "(model parallelism) and replicated over the ranks that horovodrun starts (data "
+        "parallelism). Without any option it trains on MNIST in this one process.",
+        epilog="A rank is one process; -np of horovodrun says how many. A stage is the part of "
+        "the model on one device. Each local batch is cut into micro-batches, so that the stages "
+        "work at the same time.",
+    )
+    add = parser.add_argument
+    add("--dataset", default="mnist", metavar="NAME", help="TFDS name of a prepared set (mnist)")
+    add("--data-dir", metavar="DIR", help="folder of the data sets (TFDS's own)")
+    add("--batch-size", type=positive, default=100, metavar="N", help="images a rank (100)")
+    add("--steps", type=positive, metavar="N", help="optimizer steps (20000 // ranks)")
+    add("--stages", type=positive, default=2, metavar="N", help="devices of a rank (2)")
+    add("--cuts", type=cuts, metavar="WHERE", help="scopes (the model's own tf.device blocks), "
+        "auto (measured), or names of the layers that begin a stage, with commas (scopes)")
+    add("--micro-batches", type=positive, metavar="N", help="parts of a local batch (2 x stages)")
+    add("--schedule", default="1f1b", choices=["1f1b", "gpipe"], help="order of the work (1f1b)")
+    add("--warmup-steps", type=int, default=0, metavar="N", help="steps to reach the rate (0)")
+    add("--seed", type=int, default=0, metavar="N", help="of weights, dropout and data (0)")
+    add("--checkpoint-dir", metavar="DIR", help="save here, and go on from what lies here")
+    add("--checkpoint-every", type=positive, default=100, metavar="N", help="steps between (100)")
+    add("--keep", type=positive, default=3, metavar="N", help="newest checkpoints to keep (3)")
+    add("--log-dir", metavar="DIR", help="write TensorBoard logs here")
+    add("--verify", action="store_true", help="prove first that each stage runs on its device")
+    add("--summary", metavar="FILE", help="write the results as JSON")
+    return parser.parse_args(arguments)
+
+
+def positive(text):
+    """A whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, received {text}")
+    return number
+
+
+def cuts(text):
+    """A way to cut, or names of layers."""
+    return text if text in ("scopes", "auto") else text.split(",")
+
+
+def main():
+    """Builds, trains, evaluates, reports; every rank does the same."""
+    args = parse()
+    tf_mp.init(devices_per_rank=args.stages)
+    world = tf_mp.current_world()
+    keras.utils.set_random_seed(args.seed)
+    global_batch = args.batch_size * world.size
+    steps = args.steps or 20000 // world.size
+    run = {"dataset": args.dataset, "seed": args.seed, "global_batch": global_batch}
+    training.agree_at_start({**vars(args), **run})
+
+    data.prepare(args.dataset, args.data_dir, world=world)
+    model = tf_mp.parallelize(
+        tf_mp.build_model, cuts=args.cuts, stages=args.stages,
+        micro_batches=args.micro_batches, schedule=args.schedule,
+    )
+    rate = training.learning_rate(global_batch, args.warmup_steps)
+    model.compile(
+        training.replicate(keras.optimizers.RMSprop(rate)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    checkpoints = Checkpoints(args.checkpoint_dir, args.keep)
+    first_step = training.resume(model, checkpoints, run)
+
+    settings = {"batch_size": args.batch_size, "world": world, "seed": args.seed,
+                "data_dir": args.data_dir}
+    images = data.load(args.dataset, "train", start_step=first_step,
+                       steps=max(0, steps - first_step), **settings)
+    test_images = data.load(args.dataset, "test", shuffle=False, **settings)
+    if args.verify:
+        training.verify(model, test_images)
+
+    progress = Progress(steps, global_batch, first_step=first_step, log_dir=args.log_dir)
+    saving = CheckpointCallback(
+        checkpoints, args.checkpoint_every, first_step=first_step, configuration=run
+    )
+    stopping = stop.AgreedStop(saving.save)
+    if first_step < steps:
+        callbacks = [training.broadcast(), stopping, saving, progress]
+        model.fit(images, shuffle=False, verbose=0, callbacks=callbacks)
+    results = evaluation.evaluate(model, test_images)
+
+    pipeline = tf_mp.pipeline_of(model)
+    summary = {
+        "world_size": world.size,
+        "stages": len(pipeline.stages),
+        "devices": [stage.device for stage in pipeline.stages],
+        "micro_batches": pipeline.micro_batches,
+        "schedule": pipeline.schedule,
+        "global_batch": global_batch,
+        "steps": steps,
+        "final_loss": progress.final_loss,
+        "accuracy": results["accuracy"],
+        "images_per_second": progress.images_per_second,
+        "step_time_ms": progress.step_time_ms,
+        "weights_sha256": training.digest_of_weights(model),
+        "versions": training.versions(),
+    }
+    training.report(summary, args.summary)
+
+
+if __name__ == "__main__":
+    sys.exit(stop.guarded(main))

@@ -1,0 +1,62 @@
+"""The model zoo at a size for tests, with data and losses for each."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_mp import models
+
+
+@dataclasses.dataclass
+class Case:
+    build: Callable[[], keras.Model]
+    x: Any
+    y: Any
+    losses: list[Any]
+    sample_weight: Any = None
+    loss_weights: list[float] | None = None
+
+    def compiled_loss(self, model):
+        return self.losses[0] if len(self.losses) == 1 else dict(zip(model.output, self.losses))
+
+
+def _sparse(**kwargs):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
+
+
+def case(name, batch=10):
+    random = np.random.default_rng(7)
+    images = random.random((batch, 28, 28, 1), np.float32)
+    colours = random.random((batch, 32, 32, 3), np.float32)
+    labels = random.integers(0, 10, batch)
+    tokens = random.integers(1, 64, (batch, 12)).astype("int32")
+    for row, length in enumerate(random.integers(3, 12, batch)):
+        tokens[row, length:] = 0
+    if name == "mnist_cnn":
+        return Case(lambda: models.build_model(seed=3), images, labels, [_sparse()])
+    if name == "resnet50":
+        return Case(lambda: models.resnet50(size=32), colours, labels, [_sparse()])
+    if name == "vgg16":
+        return Case(lambda: models.vgg16(size=32), colours, labels, [_sparse()])
+    if name == "transformer":
+        build = lambda: models.transformer(vocabulary=64, length=12, width=16, num_blocks=2)  # noqa: E731
+        return Case(build, tokens, np.roll(tokens, 1, 1), [_sparse()])
+    if name == "lstm":
+        build = lambda: models.lstm(width=8, length=12)  # noqa: E731
+        return Case(build, tokens, labels % 4, [_sparse()])
+    if name == "unet":
+        return Case(
+            lambda: models.unet(width=4, depth=2), colours,
+            random.integers(0, 3, (batch, 32, 32)), [_sparse()],
+        )  # fmt: skip
+    assert name == "two_in_two_out"
+    x = {
+        "left": random.random((batch, 8), np.float32),
+        "right": random.random((batch, 6), np.float32),
+    }
+    y = {"early": random.random((batch, 1), np.float32), "late": labels % 3}
+    losses = [keras.losses.MeanSquaredError(), _sparse()]
+    return Case(models.two_in_two_out, x, y, losses, loss_weights=[0.3, 0.7])

@@ -1,0 +1,166 @@
+"""How long the forward and the backward of a stage take, measured on its device.
+
+A stage is timed alone, with the function that the pipeline calls, on one micro-batch. What is
+subtracted is the call itself: a function with the same arguments that does nothing. Nothing of the
+model changes: weights and state go in as values, and the new state is dropped.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_mp import compat
+from tf_mp.stage import Stage, Tensors, seal
+
+__all__ = ["plain_copy", "StageRun", "time_functions", "time_transfer", "time_update"]
+
+_TRANSFER_BYTES = 16 * 2**20
+
+
+class StageRun:
+    """One stage with one micro-batch, ready to be timed.
+
+    Args:
+        stage: The stage; a copy of it is run, so its own traces stay as they are.
+        inputs: For each of its inputs a tensor (micro_batch, ...), or None.
+        masks: For each of its inputs a Keras mask, or None.
+
+    Attributes:
+        outputs: For each output of the stage its tensor.
+        masks: For each output its Keras mask, or None.
+    """
+
+    def __init__(self, stage: Stage, inputs: Tensors, masks: Tensors) -> None:
+        """Copies the stage's values to its device and runs the forward once."""
+        self._stage = dataclasses.replace(stage, eager=False)
+        with tf.device(stage.device):
+            groups = (stage.weights, stage.state, stage.seeds)
+            own = [[tf.identity(compat.raw(v)) for v in group] for group in groups]
+            values = *own, _copied(inputs), _copied(masks)
+            self._token = tf.zeros([])
+            self._values = *values, tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+        made = dataclasses.replace(stage, eager=True).forward(True)(*self._values, self._token)
+        self.outputs, self.masks = made.outputs, made.masks
+
+    def times_ms(self, wanted: Sequence[bool], repeats: int = 5) -> tuple[float, float]:
+        """The time of the forward, and of the backward without a repeated forward.
+
+        Args:
+            wanted: For each input whether the backward computes its gradient.
+            repeats: The median of so many runs is taken, after two that do not count.
+        """
+        stage, values, token = self._stage, self._values, self._token
+        upstream = [tf.ones_like(t) for t in self.outputs if _is_floating(t)]
+        forward = stage.forward(True)
+        nothing = stage.function("nothing", lambda *args: args[-1] + 0.0)
+        both = stage.function("forward_and_backward", _forward_and_backward(stage, wanted))
+        runs = [
+            lambda: nothing(*values, upstream, token),
+            lambda: forward(*values, token).token,
+            lambda: both(*values, upstream, token)[-1],
+        ]
+        trains = bool(stage.weights) or any(wanted)
+        call_ms, forward_ms, *rest = time_functions(runs if trains else runs[:2], repeats)
+        both_ms = rest[0] if rest else forward_ms
+        return max(forward_ms - call_ms, 0.0), max(both_ms - forward_ms, 0.0)
+
+
+def time_update(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    device: str,
+    repeats: int = 5,
+) -> float:
+    """Milliseconds of one optimizer step on some variables, on copies of them.
+
+    Args:
+        optimizer: Any Keras optimizer; a new one of its kind is used.
+        variables: The trainable variables of a stage; they stay as they are.
+        device: Where they live.
+        repeats: As for `StageRun`.
+    """
+    if not variables:
+        return 0.0
+    with tf.device(device):
+        copies = [keras.Variable(tf.ones(v.shape, v.dtype), dtype=v.dtype) for v in variables]
+        gradients = [tf.zeros(v.shape, v.dtype) for v in variables]
+        copied = plain_copy(optimizer)
+        copied.build(copies)
+
+        @tf.function(autograph=False, jit_compile=False)
+        def update() -> tf.Tensor:
+            with tf.device(device):
+                copied.apply(gradients, copies)
+                with tf.control_dependencies([compat.raw(copied.iterations).read_value()]):
+                    return tf.zeros([])
+
+        return time_functions([update], repeats)[0]
+
+
+def plain_copy(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """A new optimizer of the same kind and settings, without wrappers and without state."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return keras.optimizers.deserialize(keras.optimizers.serialize(inner))
+
+
+def time_transfer(source: str, target: str, repeats: int = 5) -> float:
+    """Milliseconds that a byte takes from one device to another; 0 on one device."""
+    if source == target:
+        return 0.0
+    with tf.device(source):
+        sent = tf.zeros([_TRANSFER_BYTES // 4])
+
+    @tf.function(autograph=False)
+    def move(tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(target):
+            return tf.identity(tensor)[0]
+
+    return time_functions([lambda: move(sent)], repeats)[0] / _TRANSFER_BYTES
+
+
+def time_functions(runs: Sequence[Callable[[], tf.Tensor]], repeats: int) -> list[float]:
+    """For each function the median milliseconds until the scalar that it returns is known.
+
+    The functions take turns, so that what else the machine does disturbs all of them alike.
+    """
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(-2, repeats):
+        for run, own in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run().numpy()
+            if turn >= 0:
+                own.append(1000 * (time.perf_counter() - start))
+    return [statistics.median(own) for own in times]
+
+
+def _forward_and_backward(stage: Stage, wanted: Sequence[bool]) -> Callable[..., Any]:
+    def body(*arguments: Any) -> tuple[Any, ...]:
+        *values, upstream, token = arguments
+        weights, inputs = values[0], values[3]
+        sources = [*weights, *(t for t, want in zip(inputs, wanted, strict=True) if want)]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            made = stage.forward(True)(*values, token)
+        outputs, loss = made.outputs, made.loss
+        targets = [t for t in outputs if _is_floating(t)]
+        given = list(upstream)
+        if loss is not None:
+            targets, given = [*targets, loss], [*given, tf.ones_like(loss)]
+        gradients = tape.gradient(targets, sources, output_gradients=given)
+        # The outputs are results too: else TensorFlow leaves out what only they need.
+        return outputs, gradients, seal([*outputs, *made.state, *gradients], made.token)
+
+    return body
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    return [None if tensor is None else tf.identity(tensor) for tensor in tensors]
+
+
+def _is_floating(tensor: Any) -> bool:
+    return tensor is not None and tensor.dtype.is_floating

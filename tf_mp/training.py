@@ -1,0 +1,146 @@
+"""What a training script needs around `fit`: rate, resume, agreement between ranks, summary."""
+
+import hashlib
+import json
+import math
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import tf_mp
+from tf_mp import world
+from tf_mp.checkpoint import Checkpoints
+
+__all__ = [
+    "agree_at_start", "broadcast", "digest_of_weights", "learning_rate", "replicate", "report",
+    "resume", "verify", "versions",
+]
+
+
+def learning_rate(global_batch: int, warmup_steps: int = 0) -> Any:
+    """0.001 for each 100 samples of a step, reached in a straight line from the first step on.
+
+    The rate follows from the global batch and the optimizer's own step count, so a run that is
+    resumed, or that has other ranks, keeps it.
+    """
+    rate = 0.001 * global_batch / 100
+    if warmup_steps == 0:
+        return rate
+    return keras.optimizers.schedules.PolynomialDecay(rate / warmup_steps, warmup_steps, rate)
+
+
+def replicate(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer with gradients averaged over the ranks; itself in a world of one."""
+    if world.current().size == 1:
+        return optimizer
+    from tf_mp import hvd
+
+    return hvd.DistributedOptimizer(optimizer)
+
+
+def broadcast() -> keras.callbacks.Callback:
+    """The callback that gives every rank the root's weights; an idle one in a world of one."""
+    if world.current().size == 1:
+        return keras.callbacks.Callback()
+    from tf_mp import hvd
+
+    return hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    import tensorflow as tf
+
+    found = {"python": platform.python_version(), "tf_mp": tf_mp.__version__}
+    found |= {"tensorflow": tf.__version__, "keras": keras.__version__}
+    try:
+        return found | {"horovod": metadata.version("horovod")}
+    except metadata.PackageNotFoundError:
+        return found | {"horovod": "not installed"}
+
+
+def agree_at_start(configuration: dict[str, Any]) -> None:
+    """Checks on every rank that all run the same versions with the same settings.
+
+    Raises:
+        ValueError: on every rank, naming what differs and where.
+    """
+    world.agree("versions", versions())
+    world.agree("settings", configuration)
+
+
+def resume(
+    model: keras.Model, checkpoints: Checkpoints, configuration: dict[str, Any]
+) -> int:
+    """Puts the newest checkpoint into the model and returns the steps that it had made.
+
+    Args:
+        model: compiled.
+        checkpoints: where to look.
+        configuration: what must be as it was, or the run would not be the same run.
+
+    Raises:
+        ValueError: the checkpoint is of another run, on every rank.
+    """
+    state = checkpoints.restore(model)
+    if state is None:
+        return 0
+    former = state["configuration"] or {}
+    changed = [f"{k}={v!r} after {former[k]!r}" for k, v in configuration.items()
+               if k in former and former[k] != v]
+    if changed:
+        raise ValueError(
+            f"Received: {', '.join(changed)}. Expected: what the checkpoints in "
+            f"{checkpoints.folder} were made with. Give the former values, or another folder."
+        )
+    world.say(f"going on from step {state['step']} of {checkpoints.folder}.")
+    return int(state["step"])
+
+
+def digest_of_weights(model: keras.Model) -> str:
+    """The SHA-256 of all variables of a model, the same on every rank or an error on every rank.
+
+    Raises:
+        ValueError: ranks hold different weights; they did not train in step.
+    """
+    digest = hashlib.sha256()
+    for variable in model.variables:
+        digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
+    world.agree("weights after the training (weights_sha256)", digest.hexdigest())
+    return digest.hexdigest()
+
+
+def verify(model: keras.Model, data: Any) -> None:
+    """Proves on the first batch that each operation runs on its stage's device; says so.
+
+    Raises:
+        RuntimeError: an operation strays.
+    """
+    from tf_mp import placement
+
+    proof = placement.verify_placement(model, next(iter(data)))
+    proof.raise_for_strays()
+    world.say(f"placement proved: {sum(proof.counts.values())} operations, none strays.")
+
+
+def report(summary: dict[str, Any], path: str | Path | None = None) -> None:
+    """Prints the results of a run as a table, and writes them as JSON; on the root rank.
+
+    Args:
+        summary: results by name; a number that is not one becomes null in the file.
+        path: the file, or None.
+    """
+    if not world.current().is_root:
+        return
+    clean = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in summary.items()}
+    for name, value in clean.items():
+        words = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        words = ", ".join(words) if isinstance(words, list) else words
+        print(f"  {name:<18} {words:.4g}" if isinstance(words, float) else f"  {name:<18} {words}")
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(clean, indent=1) + "\n")
