@@ -26,15 +26,19 @@ COPY scripts/bootstrap scripts/bootstrap
 RUN TF_MP_ONLY=packages bash scripts/bootstrap.sh && rm -rf /tmp/cache /root/.cache
 COPY . .
 RUN bash scripts/bootstrap.sh && rm -rf /tmp/cache /root/.cache
-# an index for apt-get, for data sets that come as Debian packages
-RUN (apt-get update -qq || true) \
-    && .venv/bin/python -m tf_mp data --choose --data-dir /opt/tf_mp/data \
-    && rm -rf /var/lib/apt/lists/* /tmp/* /root/.cache
+# Fashion-MNIST comes as a Debian package; any other set is fetched by TFDS (DATASET=mnist)
+ARG DATASET=fashion_mnist
+RUN if [ "$DATASET" = fashion_mnist ]; then \
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist \
+        && IDX="--idx /usr/share/datasets/fashion-mnist"; \
+    fi; \
+    .venv/bin/python -m tf_mp data --dataset "$DATASET" --data-dir /opt/tf_mp/data ${IDX:-}
 # any user may read all of it
 RUN chmod -R a+rX /opt/tf_mp
 
 FROM ${BASE}
 ARG DEVICE=cpu
+ARG DATASET=fashion_mnist
 RUN apt-get update -qq \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3 python3-venv \
     && rm -rf /var/lib/apt/lists/* \
@@ -47,6 +51,7 @@ ENV PATH=/opt/tf_mp/.venv/bin:$PATH \
     DEVICE=${DEVICE} \
     DATA_DIR=/opt/tf_mp/data \
     TFDS_DATA_DIR=/opt/tf_mp/data \
+    TF_MP_DATASET=${DATASET} \
     RUNS_DIR=/tmp/tf_mp/runs \
     OPAL_PREFIX=/opt/tf_mp/.venv \
     OMPI_ALLOW_RUN_AS_ROOT=1 \

@@ -37,11 +37,15 @@ main() {
   local more=(${ARGS:-} "$@")
   decide_ranks
   choose_data
-  mkdir -p "$RUNS_DIR"
+  local run=$RUNS_DIR/train
+  mkdir -p "$run"
   horovodrun -np "$RANKS" python scripts/train.py --dataset "$DATASET" --data-dir "$DATA_DIR" \
-    --steps 600 --batch-size 100 --summary "$RUNS_DIR/summary.json" \
-    "${more[@]}"
-  say "summary: $RUNS_DIR/summary.json"
+    --steps 600 --batch-size 100 --checkpoint-dir "$run/checkpoints" --log-dir "$run/logs" \
+    --summary "$run/summary.json" "${more[@]}"
+  # a run that was stopped goes on from its checkpoints; one that ended makes room for the next
+  rm -rf "$run/checkpoints.last"
+  [ ! -d "$run/checkpoints" ] || mv "$run/checkpoints" "$run/checkpoints.last"
+  say "summary, TensorBoard logs and checkpoints: $run"
 }
 
 main "$@"

@@ -161,16 +161,21 @@ def trainable_variables_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return optimizer._trainable_variables
 
 
+def layers_within(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and every layer within it, at any depth."""
+    return list(model._flatten_layers())
+
+
 def floating_state(model: keras.Model) -> list[keras.Variable]:
     """What layers keep besides weights, as floating numbers; frozen weights do not count."""
-    layers = model._flatten_layers()
+    layers = layers_within(model)
     kept = [variable for layer in layers for variable in layer._non_trainable_variables]
     return [variable for variable in kept if tf.as_dtype(variable.dtype).is_floating]
 
 
 def is_built(model: keras.Model) -> bool:
     """Whether the model and all layers within it have their variables."""
-    return bool(model.variables) and all(layer.built for layer in model._flatten_layers())
+    return bool(model.variables) and all(layer.built for layer in layers_within(model))
 
 
 def build_from(model: keras.Model, iterator: Any) -> bool:

@@ -17,9 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_mp import balance, compat, devices, timing, world
+from tf_mp import affinity, balance, devices, timing, world
 from tf_mp.graph import Graph, Operation
-from tf_mp.stage import Stage
 
 __all__ = [
     "OperationCost",
@@ -87,7 +86,7 @@ def measure(
     for i, operation in enumerate(graph.operations):
         pairs = [values[key] for key in operation.inputs]
         run = timing.StageRun(
-            _alone(operation, device), [t for t, _ in pairs], [m for _, m in pairs]
+            timing.alone(operation, device), [t for t, _ in pairs], [m for _, m in pairs]
         )
         wanted = [key in needed for key in operation.inputs]
         kind = _kind(operation, pairs, wanted)
@@ -112,6 +111,7 @@ def measured(
     sample: Sequence[Any],
     *,
     device: str,
+    num_devices: int = 1,
     repeats: int = 5,
     cache: str | os.PathLike[str] | None = None,
 ) -> list[OperationCost]:
@@ -121,6 +121,7 @@ def measured(
         graph: As for `measure`.
         sample: As for `measure`.
         device: As for `measure`.
+        num_devices: How many devices of this rank will work at once; CPU devices share its cores.
         repeats: As for `measure`.
         cache: A JSON file that keeps what was measured, by model, shapes, device and versions; by
             default the one that TF_MP_COST_CACHE names, if it names one.
@@ -129,8 +130,17 @@ def measured(
         RuntimeError: on every other rank, if measuring failed on the root rank.
     """
     path = cache or os.environ.get(CACHE_VARIABLE)
+    num_cores = affinity.cores_of_device(device, num_devices)
+
+    def measure_here() -> list[OperationCost]:
+        with affinity.limited_to(num_cores):
+            return measure(graph, sample, device, repeats)
+
+    def through_cache() -> Any:
+        return _kept(Path(path), _digest(graph, sample, device, num_cores), measure_here)
+
     what = "the measured costs of operations"
-    rows = from_root(what, lambda: _through_cache(path, graph, sample, device, repeats))
+    rows = from_root(what, through_cache if path else measure_here)
     return [_from_row(row) for row in rows]
 
 
@@ -168,7 +178,9 @@ def for_partition(graph: Graph, stages: int) -> list[balance.Operation]:
         stages: Number of stages wanted; 1 needs no measurement.
     """
     sample = sample_of(graph, _SAMPLES)
-    return as_balance(graph, measured(graph, sample, device=devices.owned()[0]))
+    owned = devices.owned()
+    count = min(stages, len(owned))
+    return as_balance(graph, measured(graph, sample, device=owned[0], num_devices=count))
 
 
 def as_balance(graph: Graph, costs: Sequence[OperationCost]) -> list[balance.Operation]:
@@ -230,13 +242,6 @@ def num_bytes(value: Any) -> int:
     return int(np.prod(value.shape, dtype=np.int64)) * tf.as_dtype(value.dtype).size
 
 
-def _alone(operation: Operation, device: str) -> Stage:
-    """A stage of one operation."""
-    generators = compat.seed_generators(operation.target)
-    ordinals = {id(generator.state): index for index, generator in enumerate(generators)}
-    return Stage(0, device, (operation,), operation.inputs, operation.outputs, ordinals)
-
-
 def _kind(operation: Operation, pairs: Sequence[tuple[Any, Any]], wanted: Sequence[bool]) -> str:
     """The same text for operations that cost the same."""
     if not isinstance(operation.target, keras.layers.Layer):
@@ -251,35 +256,27 @@ def _kind(operation: Operation, pairs: Sequence[tuple[Any, Any]], wanted: Sequen
     return json.dumps(parts, default=str, sort_keys=True)
 
 
-def _through_cache(
-    path: str | os.PathLike[str] | None,
-    graph: Graph,
-    sample: Sequence[Any],
-    device: str,
-    repeats: int,
-) -> list[OperationCost]:
-    if not path:
-        return measure(graph, sample, device, repeats)
-    file, key = Path(path), _digest(graph, sample, device)
+def _kept(file: Path, key: str, measure_here: Callable[[], list[OperationCost]]) -> Any:
+    """What the file holds under a key; measured and written where it holds nothing."""
     kept = json.loads(file.read_text()) if file.exists() else {}
-    if key in kept:
-        return [_from_row(row) for row in kept[key]]
-    costs = measure(graph, sample, device, repeats)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    new.write_text(json.dumps({**kept, key: costs}, indent=1))
-    new.replace(file)
-    return costs
+    if key not in kept:
+        kept[key] = measure_here()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+        new.write_text(json.dumps(kept, indent=1))
+        new.replace(file)
+    return kept[key]
 
 
-def _digest(graph: Graph, sample: Sequence[Any], device: str) -> str:
+def _digest(graph: Graph, sample: Sequence[Any], device: str, num_cores: int | None) -> str:
     operations = [
         (op.name, _kind(op, [], []), op.inputs, op.outputs, op.dtypes) for op in graph.operations
     ]
     shapes = [None if t is None else (list(t.shape), t.dtype.name) for t in sample]
-    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    versions = [tf.__version__, keras.__version__, os.environ.get("TF_ENABLE_ONEDNN_OPTS", "")]
-    where = [device.rpartition(":")[0], threads, *versions]
+    settings = [
+        os.environ.get(f"TF_{name}") for name in ("NUM_INTRAOP_THREADS", "ENABLE_ONEDNN_OPTS")
+    ]
+    where = [device.rpartition(":")[0], num_cores, *settings, tf.__version__, keras.__version__]
     text = json.dumps([operations, shapes, where], default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -10,14 +10,14 @@ from tf_mp import world
 __all__ = ["evaluate", "pool_metrics"]
 
 
-def evaluate(model: keras.Model, data: Any) -> dict[str, float]:
+def evaluate(model: keras.Model, *data: Any) -> dict[str, float]:
     """Evaluates a model on the parts of all ranks; every rank gets the same numbers.
 
     Args:
         model: compiled with a loss and metrics.
-        data: this rank's part of the data set, at least one batch.
+        *data: this rank's part of the data set, as `model.evaluate` takes it; at least one batch.
     """
-    model.evaluate(data, verbose=0)
+    model.evaluate(*data, verbose=0)
     pool_metrics(model)
     return {name: float(value) for name, value in model.get_metrics_result().items()}
 

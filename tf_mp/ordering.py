@@ -81,8 +81,9 @@ def order_of(ran: Any, *, loose_ends: bool = False) -> Order:
 
     Args:
         ran: a `tf_mp.placement.Proof`, a `tf_mp.runs.Run`, or `RunMetadata.function_graphs`.
-        loose_ends: leave out operations that wait for no action, or for which no action waits
-            (casting the labels, summing a loss that is only shown).
+        loose_ends: leave out operations that wait for fewer actions than others of their action
+            (casting labels, what a gradient makes of the forward alone), and those for which no
+            other action waits (summing a loss that is only shown).
     """
     run = getattr(ran, "run", ran)
     run = run if isinstance(run, runs.Run) else runs.read(run)
@@ -132,13 +133,17 @@ def _actions(run: runs.Run) -> dict[Action, list[int]]:
 def _tied(
     groups: dict[Action, list[int]], step: Action, ancestors: dict[int, int], bit: dict[int, int]
 ) -> list[int]:
-    """The operations of an action that wait for other actions and for which others wait."""
-    own = _union(bit[index] for index in groups[step])
+    """The operations of an action without its loose ends; see `order_of`."""
+    members = {other: _union(bit[i] for i in ops) for other, ops in groups.items()}
+    above = {
+        index: frozenset(o for o in groups if o != step and ancestors[index] & members[o])
+        for index in groups[step]
+    }
+    needed = frozenset().union(*above.values())
+    inner = [index for index in groups[step] if above[index] == needed] or groups[step]
     others = [index for other, ops in groups.items() if other != step for index in ops]
     awaited = _union(ancestors[index] for index in others)
-    waiting = [index for index in groups[step] if ancestors[index] & ~own]
-    tied = [index for index in waiting or groups[step] if bit[index] & awaited]
-    return tied or waiting or groups[step]
+    return [index for index in inner if bit[index] & awaited] or inner
 
 
 def _ancestors(run: runs.Run, bit: dict[int, int]) -> dict[int, int]:

@@ -61,7 +61,8 @@ class Proof:
         counts: number of operations by (stage, phase, kind of operation, device where it ran).
         strays: operations that ran elsewhere than their stage's device.
         transfers: tensors that crossed devices.
-        excused: number of operations that may run anywhere, by reason.
+        excused: number of operations that are not counted, by reason: they may run anywhere, or
+            take no time.
         problems: sentences; each says what could not be proved.
         run: the operations themselves, for `tf_mp.ordering`.
     """
@@ -177,8 +178,10 @@ def judge(
         if home != op.device and reason is not None:
             excused[reason] += 1
             continue
-        if action is not None:
+        if action is not None and not rules.is_cheap(op, action, run, expected):
             counts[action.stage, action.phase, op.kind, op.device] += 1
+        elif home == op.device:
+            excused[rules.LIGHT] += 1
         if home != op.device:
             strays.append(Stray(op.name, home or "no stage", op.device, _layer(op, names)))
     problems += _missing(counts, len(devices), phases)
@@ -240,10 +243,14 @@ def _stray_variables(model: Any, stages: Sequence[Any]) -> list[Stray]:
     slots: dict[str, list[Any]] = {}
     for slot in optimizer.variables if optimizer is not None else ():
         slots.setdefault(slot.path.partition("/")[2], []).append(slot)
-    found = []
+    found: list[Stray] = []
+    seen: set[int] = set()
     for stage in stages:
         home = runs.device_name(stage.device)
-        for variable in stage.variables:
+        # A variable that several stages use lives in the first of them.
+        own = [variable for variable in stage.variables if id(variable) not in seen]
+        seen.update(map(id, own))
+        for variable in own:
             prefix = variable.path.replace("/", "_") + "_"
             owned = [v for path, vs in slots.items() if path.startswith(prefix) for v in vs]
             for each in [variable, *owned]:

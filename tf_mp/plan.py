@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tf_mp import cost, forecast, memory, microbatch, schedule, simulate
+from tf_mp import affinity, cost, forecast, memory, microbatch, schedule, simulate
 from tf_mp.memory import StageBytes
 from tf_mp.pipeline import Pipeline
 
@@ -172,14 +172,16 @@ def plan(
     optimizer = optimizer or keras.optimizers.RMSprop()
     sizes = microbatch.sizes(batch_size, pipeline.micro_batches)
     given = cost.sample_of(pipeline.graph, sizes[0]) if sample is None else sample
-    device = pipeline.stages[0].device
-    costs = cost.measured(pipeline.graph, given, device=device, repeats=repeats)
-    times = forecast.StageTimes(
-        *cost.from_root(
-            "the measured times of stages",
-            lambda: forecast.measure_stages(pipeline, given, optimizer, repeats),
-        )
+    names = tuple(dict.fromkeys(stage.device for stage in pipeline.stages))
+    costs = cost.measured(
+        pipeline.graph, given, device=names[0], num_devices=len(names), repeats=repeats
     )
+
+    def measure_here() -> forecast.StageTimes:
+        with affinity.limited_to(affinity.cores_of_device(names[0], len(names))):
+            return forecast.measure_stages(pipeline, given, optimizer, repeats)
+
+    times = forecast.StageTimes(*cost.from_root("the measured times of stages", measure_here))
     table = pipeline.schedule_of(len(sizes))
     in_flight = [table.in_flight_max(stage.index) for stage in pipeline.stages]
     kept = memory.stage_bytes(pipeline, costs, optimizer, in_flight)
@@ -192,7 +194,7 @@ def plan(
             _stage_plan(pipeline, k, times, kept[k], memory.sent_bytes(pipeline, costs, k))
             for k in range(len(pipeline.stages))
         ),
-        devices=tuple(dict.fromkeys(stage.device for stage in pipeline.stages)),
+        devices=names,
         simulation=(run := forecast.predict(table, times)),
         better=_better(forecast.better_balance(pipeline, costs, table, times), run.step_ms),
     )

@@ -53,7 +53,7 @@ def proof_tables(proof: Proof, out: Console, *, title: str = "") -> None:
         out.print(f"Not proved: {problem}.", markup=False)
     if proof.excused:
         excused = ", ".join(f"{count} {reason}" for reason, count in proof.excused.most_common())
-        out.print(f"Not counted, as they may run anywhere: {excused}.", markup=False)
+        out.print(f"Not counted: {excused}.", markup=False)
     if proof.ok:
         verdict = "every operation ran on its stage's device"
     else:

@@ -8,6 +8,7 @@ from tf_mp import opnames, runs
 __all__ = [
     "BOOKKEEPING",
     "INPUTS",
+    "LIGHT",
     "SCALARS",
     "Expectations",
     "Guess",
@@ -20,7 +21,8 @@ __all__ = [
 
 BOOKKEEPING = "constants, arguments and control edges"
 INPUTS = "the input pipeline"
-SCALARS = "scalars and shapes"
+SCALARS = "scalars and shapes elsewhere"
+LIGHT = "reads, views and scalars in their place"
 
 _BOOKKEEPING_TYPES = frozenset(
     "Const _HostConst _Arg _Retval _DeviceArg _DeviceRetval _Send _Recv _HostSend _HostRecv NoOp "
@@ -119,12 +121,14 @@ def transfer_kind(transfer: runs.Transfer, run: runs.Run, expected: Expectations
     op = run.ops[transfer.source]
     if "/ctrl/" in op.name or transfer.num_bytes == 0:
         return "control"
+    if op.elements is not None and op.elements <= 1:
+        return "scalar"
+    if expected.batch_only[op.index] and op.type != "Const":
+        return "data"
     if _few(op):
         return "scalar"
     if _reads_variable(op, run):
         return "weight"
-    if expected.batch_only[op.index]:
-        return "data"
     action = expected.actions[op.index]
     if action is None:
         return "other"
@@ -180,7 +184,7 @@ def _is_small(op: runs.Op, run: runs.Run) -> bool:
         return False
     if op.type in _SHAPE_TYPES:
         return True
-    return all(_few(run.ops[i]) for i in op.inputs)
+    return all(_few(run.ops[i]) or run.ops[i].variable for i in op.inputs)
 
 
 def _sets_from_outside(op: runs.Op, run: runs.Run) -> bool:

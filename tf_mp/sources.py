@@ -68,6 +68,7 @@ def open_source(path: Path, split: str) -> Source:
     return _in_memory(path, split) if size <= MEMORY_BYTES else _Stream(builder, split)
 
 
+@functools.lru_cache(maxsize=4)
 def _builder(path: Path) -> Any:
     return tfds.builder_from_directory(str(path))
 

@@ -15,9 +15,10 @@ import keras
 import tensorflow as tf
 
 from tf_mp import compat
+from tf_mp.graph import Operation
 from tf_mp.stage import Stage, Tensors, seal
 
-__all__ = ["plain_copy", "StageRun", "time_functions", "time_transfer", "time_update"]
+__all__ = ["StageRun", "alone", "plain_copy", "time_functions", "time_transfer", "time_update"]
 
 _TRANSFER_BYTES = 16 * 2**20
 
@@ -68,6 +69,13 @@ class StageRun:
         call_ms, forward_ms, *rest = time_functions(runs if trains else runs[:2], repeats)
         both_ms = rest[0] if rest else forward_ms
         return max(forward_ms - call_ms, 0.0), max(both_ms - forward_ms, 0.0)
+
+
+def alone(operation: Operation, device: str) -> Stage:
+    """A stage of one operation, to be timed by itself."""
+    generators = compat.seed_generators(operation.target)
+    ordinals = {id(generator.state): index for index, generator in enumerate(generators)}
+    return Stage(0, device, (operation,), operation.inputs, operation.outputs, ordinals)
 
 
 def time_update(

@@ -52,7 +52,9 @@ def check(optimizer: Any) -> None:
         ValueError: naming the optimizer.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not isinstance(inner, keras.optimizers.Optimizer) or hasattr(inner, "optimizers"):
+    if not isinstance(inner, keras.optimizers.Optimizer) or isinstance(
+        inner, keras.optimizers.MultiOptimizer
+    ):
         raise ValueError(
             f"The optimizer {type(inner).__name__} cannot step stage by stage. Received: an "
             "optimizer that holds others. Expected: one of keras.optimizers, possibly within "
@@ -103,7 +105,8 @@ def _move_scale(optimizer: Any, finite: tf.Tensor) -> None:
     """Doubles the scale after enough finite steps, halves it after one that was not."""
     counter, dynamic = compat.raw(optimizer.step_counter), compat.raw(optimizer.dynamic_scale)
     grown = tf.equal(counter, optimizer.dynamic_growth_steps - 1)
-    count = tf.where(tf.logical_or(grown, tf.logical_not(finite)), 0, counter + 1)
+    restart = tf.logical_or(grown, tf.logical_not(finite))
+    count = tf.where(restart, tf.zeros_like(counter), counter + 1)
     factor = tf.where(finite, tf.where(grown, 2.0, 1.0), 0.5)
     counter.assign(tf.cast(count, counter.dtype))
     dynamic.assign(dynamic * tf.cast(factor, dynamic.dtype))

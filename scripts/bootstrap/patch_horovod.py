@@ -52,8 +52,10 @@ def correct(source):
         path = pathlib.Path(source) / name
         text = path.read_text(encoding="utf-8")
         if text.count(old) != 1:
-            sys.exit(f"Received {name} with {text.count(old)} places like this: {old!r}. Expected one:"
-                     " is this Horovod 0.28.1?")
+            sys.exit(
+                f"Received {name} with {text.count(old)} places like this: {old!r}. "
+                "Expected one: is this Horovod 0.28.1?"
+            )
         path.write_text(text.replace(old, new), encoding="utf-8")
 
 

@@ -2,12 +2,15 @@
 
 import os
 import pathlib
+import platform
 import subprocess
 import sys
+from hashlib import sha256
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TOOLS = (
     "bash sh env dirname basename cat cut sha256sum df awk sed grep tr head tail mkdir touch "
     "mktemp rm ls cp mv cmp find uname getconf nproc tar sleep id xargs sort ln chmod"
@@ -51,9 +54,12 @@ class Machine:
         self.add("make", "exit 0")
 
     def set_up(self, **variables):
-        command = ["/bin/bash", str(ROOT / "scripts" / "bootstrap.sh")]
-        environment = {**self.environment, **variables}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return run_bootstrap({**self.environment, **variables})
+
+
+def run_bootstrap(environment):
+    command = ["bash", str(ROOT / "scripts" / "bootstrap.sh")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -111,7 +117,7 @@ def test_no_compiler_is_said_before_anything_is_downloaded(machine):
     assert not machine.venv.exists()
 
 
-def test_no_registry_is_said_with_the_way_around_it(machine):
+def test_no_registry_and_a_wheelhouse_with_holes_are_said_with_the_way_around(machine):
     machine.add_python()
     machine.add_compiler()
     sentence = sentence_of(machine.set_up())
@@ -120,6 +126,14 @@ def test_no_registry_is_said_with_the_way_around_it(machine):
     again = machine.set_up()
     assert "making the environment" not in again.stdout
     assert "registry did not answer" in sentence_of(again)
+    # so does a set-up from a wheelhouse, here one that holds nothing
+    wheelhouse = machine.programs.parent / "wheelhouse"
+    (wheelhouse / "wheels").mkdir(parents=True)
+    about = f"python={VERSION}\ndevice=cpu\nmpi=pypi\nmachine={platform.machine()}\n"
+    (wheelhouse / "about").write_text(about)
+    (wheelhouse / "SHA256SUMS").write_text(f"{sha256(about.encode()).hexdigest()}  about\n")
+    sentence = sentence_of(machine.set_up(WHEELHOUSE=str(wheelhouse)))
+    assert "lacks a package" in sentence and "make wheelhouse" in sentence
 
 
 def test_an_environment_that_was_left_half_made_is_made_anew(machine):
@@ -165,9 +179,7 @@ def test_a_second_set_up_of_this_environment_does_nothing():
     if not (state / "project.done").exists() or not state.is_relative_to(ROOT):
         pytest.skip("this environment was not made by `make setup` in this checkout")
     before = {path.name: path.stat().st_mtime_ns for path in state.iterdir()}
-    environment = {**os.environ, "VENV": sys.prefix}
-    command = ["bash", str(ROOT / "scripts" / "bootstrap.sh")]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    result = run_bootstrap({**os.environ, "VENV": sys.prefix})
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("\n") == 1 and "ready" in result.stdout
     assert before == {path.name: path.stat().st_mtime_ns for path in state.iterdir()}

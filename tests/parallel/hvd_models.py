@@ -2,8 +2,9 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-import tf_mp.hvd as hvd
+from tf_mp import hvd
 
 BATCH = 8  # samples of one step, over all ranks
 
@@ -31,21 +32,38 @@ def network(dtype=None, seed=0, **options):
     return keras.Sequential([keras.Input((3,)), *layers])
 
 
-def train(optimizer, data, dtype=None, **compile_options):
-    """A network after one step on each batch, by Keras alone; eager steps need no tracing."""
+def train(optimizer, data, dtype=None, traced=False):
+    """A network after one step on each batch; eager steps need no tracing."""
     model = network(dtype)
-    model.compile(optimizer, loss="mse", **{"run_eagerly": True, **compile_options})
     # Keras traces what ScheduleFreeAdamW does while it is built, and repeats it each step.
-    model.optimizer.build(model.trainable_variables)
+    optimizer.build(model.trainable_variables)
+    model.optimizer = optimizer
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.cast(model(x, training=True), tf.float32) - y))
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    step = tf.function(step) if traced else step
     for x, y in data:
-        model.train_on_batch(x, y)
+        step(x, y)
     return model
 
 
-def train_split(optimizer, data, dtype=None, **compile_options):
-    """The same with this rank's share of each batch."""
-    options = {"run_eagerly": False, **compile_options}
-    return train(optimizer, [(mine(x), mine(y)) for x, y in data], dtype, **options)
+def train_split(optimizer, data, dtype=None, traced=True):
+    """The same with this rank's share of each batch, in a traced step."""
+    return train(optimizer, [(mine(x), mine(y)) for x, y in data], dtype, traced)
+
+
+def train_by_keras(optimizer, data, dtype=None, **compile_options):
+    """The same by Keras's own `train_step`."""
+    model = network(dtype)
+    model.compile(optimizer, loss="mse", **compile_options)
+    for x, y in data:
+        model.train_on_batch(mine(x), mine(y))
+    return model
 
 
 def flat(variables):

@@ -1,6 +1,8 @@
 """Measured costs: exact bytes, times by a clock that the test winds, nothing of the model moved."""
 
 import json
+import os
+import threading
 
 import keras
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_mp
-from tf_mp import cost, graph, models, timing, world
+from tf_mp import affinity, cost, graph, models, timing, world
 from tf_mp.cost import OperationCost
 
 CPU = "/device:CPU:0"
@@ -91,12 +93,7 @@ def test_a_shared_layer_counts_its_weights_once(clock):
     assert first.name == "embedding" and last.name.startswith("embedding")
     assert first.weight_bytes == 256 * 128 * 4
     assert last.weight_bytes == 0
-    total = sum(r.weight_bytes for r in rows)
-    assert total == 4 * models.transformer(num_blocks=1).count_params() - seed_bytes(rows)
-
-
-def seed_bytes(rows):
-    return sum(r.state_bytes for r in rows)
+    assert sum(r.weight_bytes for r in rows) == 4 * models.transformer(num_blocks=1).count_params()
 
 
 @pytest.mark.parametrize("name", ["two_in_two_out", "lstm"])
@@ -191,7 +188,7 @@ def counted(monkeypatch):
 
     def count(traced, sample, device, repeats):
         calls.append(device)
-        return [OperationCost(op.name, 1.0, 2.0, 3, 4, (5, 6)) for op in traced.operations]
+        return [OperationCost(op.name, 1.0, 2.0, 3, 4, (5,)) for op in traced.operations]
 
     monkeypatch.setattr(cost, "measure", count)
     return calls
@@ -216,7 +213,7 @@ def test_a_cache_is_read_for_the_same_model_shapes_and_kind_of_device(counted, t
         )
 
     first = run()
-    assert run() == first == [OperationCost("dense", 1.0, 2.0, 3, 4, (5, 6))]
+    assert run() == first == [OperationCost("dense", 1.0, 2.0, 3, 4, (5,))]
     assert run(device="/device:CPU:1") == first
     assert len(counted) == 1
     run(units=4)
@@ -291,3 +288,44 @@ def test_num_bytes_counts_the_dtype():
     assert cost.num_bytes(tf.zeros([3, 4], tf.float16)) == 24
     assert cost.num_bytes(tf.zeros([], tf.int64)) == 8
     assert cost.num_bytes(None) == 0
+
+
+def test_ranks_and_devices_share_the_cores_while_measuring(monkeypatch):
+    monkeypatch.setattr(affinity.cores, "share_of_rank", lambda local_size: 8 // local_size)
+    assert affinity.cores_of_device("/device:CPU:0", 2) == 4
+    assert affinity.cores_of_device("/device:CPU:0", 16) == 1
+    assert affinity.cores_of_device("/device:GPU:0", 2) is None
+
+
+def test_all_threads_keep_to_the_given_cores_and_get_theirs_back():
+    tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64]))  # TensorFlow's threads are there
+    before = {thread: os.sched_getaffinity(thread) for thread in affinity._threads()}
+    started = []
+    done = threading.Event()
+
+    def wait():
+        started.append(threading.get_native_id())
+        done.wait()
+
+    with affinity.limited_to(1):
+        assert {len(os.sched_getaffinity(thread)) for thread in affinity._threads()} == {1}
+        threading.Thread(target=wait).start()
+    try:
+        assert {t: os.sched_getaffinity(t) for t in before} == before
+        assert os.sched_getaffinity(started[0]) == os.sched_getaffinity(0)
+    finally:
+        done.set()
+
+
+def test_a_measurement_runs_on_the_cores_of_one_device(monkeypatch):
+    seen = []
+
+    def count(traced, *_):
+        seen.append(len(os.sched_getaffinity(0)))
+        return [OperationCost(op.name, 1.0, 2.0, 3, 4, (5,)) for op in traced.operations]
+
+    monkeypatch.setattr(cost, "measure", count)
+    monkeypatch.setattr(affinity, "cores_of_device", lambda device, num_devices: 3 - num_devices)
+    traced = graph.trace(chain(keras.layers.Dense(2)))
+    cost.for_partition(traced, 2)
+    assert seen == [1]

@@ -11,10 +11,10 @@ import horovod.tensorflow as _horovod
 from tf_mp.hvd import callbacks, elastic
 from tf_mp.hvd import guard as _guard
 from tf_mp.hvd import patches as _patches
-from tf_mp.hvd.basics import *  # noqa: F403
+from tf_mp.hvd.basics import *
 from tf_mp.hvd.basics import __all__ as _basics
 from tf_mp.hvd.batch_norm import SyncBatchNormalization
-from tf_mp.hvd.collectives import *  # noqa: F403
+from tf_mp.hvd.collectives import *
 from tf_mp.hvd.collectives import __all__ as _collectives
 from tf_mp.hvd.optimizer import (
     DistributedOptimizer,
@@ -38,9 +38,8 @@ __all__ = [
     "elastic",
     "is_distributed",
     "load_model",
-    *_basics,
-    *_collectives,
 ]
+__all__ += [*_basics, *_collectives]  # noqa: PLE0604 (both are lists of strings)
 
 _patches.install()
 _guard.watch()

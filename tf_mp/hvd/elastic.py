@@ -164,9 +164,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         """Writes the batch into the state, and ends an epoch that is complete."""
         self.state.batch = self._done_before + batch
         steps = self.params.get("steps")
-        if self._done_before and steps and self.state.batch + 1 >= steps:
-            if batch + 1 < steps and not self.model.stop_training:
-                self.model.stop_training = self._ends_epoch_early = True
+        complete = steps and batch + 1 < steps <= self.state.batch + 1
+        if complete and not self.model.stop_training:
+            self.model.stop_training = self._ends_epoch_early = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Starts the next epoch at its first batch."""

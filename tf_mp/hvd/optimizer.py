@@ -84,7 +84,7 @@ class _Distributed:
             state.accumulator.run(grads, variables, last=update, other=skip)
 
 
-def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+def DistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
     device_dense: str = "",
@@ -143,7 +143,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     return _wrap(optimizer, settings)
 
 
-def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
+def PartialDistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
     device_dense: str = "",

@@ -5,8 +5,9 @@ which the backward pass makes them. One group is one fused collective; it starts
 gradient is there, while the rest of the backward pass goes on. A group ends at `GROUP_BYTES`.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import horovod.tensorflow as _horovod
 import tensorflow as tf
@@ -20,7 +21,7 @@ __all__ = ["GROUP_BYTES", "reduce"]
 GROUP_BYTES = 32 * 2**20
 """Bytes of gradients after which a group is closed."""
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
 def reduce(
@@ -95,7 +96,7 @@ def _asked_groups(
     if isinstance(settings.groups, int):
         count = min(settings.groups, len(positions)) or 1
         ends = [len(positions) * k // count for k in range(count + 1)]
-        return [positions[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        return [positions[a:b] for a, b in itertools.pairwise(ends)]
     of_variable = {_variables.key(variables[position]): position for position in positions}
     listed = [
         [of_variable.pop(key) for key in map(_variables.key, group) if key in of_variable]
@@ -112,7 +113,7 @@ def _device(asked: str, variable: Any, variables: Sequence[Any]) -> str:
     """
     own = asked or _variables.device(variable)
     if not asked and "GPU" in own and nccl_built():
-        return sorted(d for d in map(_variables.device, variables) if "GPU" in d)[0]
+        return min(d for d in map(_variables.device, variables) if "GPU" in d)
     return own
 
 

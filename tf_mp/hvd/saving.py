@@ -4,7 +4,9 @@ from typing import Any
 
 import keras
 
+from tf_mp import compat
 from tf_mp.hvd.basics import Compression
+from tf_mp.hvd.batch_norm import SyncBatchNormalization
 from tf_mp.hvd.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]
@@ -18,6 +20,8 @@ def load_model(
     legacy_opts: bool = False,
 ) -> keras.Model:
     """Loads a saved Keras model and wraps its optimizer, with its state.
+
+    Batch normalisation that was saved as synchronised is so over all ranks again.
 
     Args:
         filepath: a `.keras` or `.h5` file, saved with or without Horovod.
@@ -36,6 +40,9 @@ def load_model(
         )
     named = {cls.__name__: cls for cls in custom_optimizers or []}
     model = keras.models.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
+    for layer in compat.layers_within(model):
+        if type(layer) is keras.layers.BatchNormalization and layer.synchronized:
+            layer.__class__ = SyncBatchNormalization
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression)
         model.make_train_function(force=True)

@@ -67,7 +67,7 @@ class _Distributed:
         return local, common
 
 
-def DistributedGradientTape(  # noqa: N802 (Horovod's name)
+def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
@@ -99,7 +99,7 @@ def DistributedGradientTape(  # noqa: N802 (Horovod's name)
         ValueError: arguments that cannot be meant, or a tape that is wrapped already.
     """
     if isinstance(gradtape, _Distributed):
-        raise ValueError(
+        raise ValueError(  # noqa: TRY004 (the type is right; it is wrapped twice)
             "Received: a tape that is wrapped by DistributedGradientTape already. Expected: a "
             "plain tf.GradientTape; wrapping changes the object itself."
         )
@@ -122,7 +122,7 @@ def DistributedGradientTape(  # noqa: N802 (Horovod's name)
     return gradtape
 
 
-def PartialDistributedGradientTape(  # noqa: N802 (Horovod's name)
+def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",

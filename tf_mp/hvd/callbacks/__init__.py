@@ -3,7 +3,10 @@
 from tf_mp.hvd.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from tf_mp.hvd.callbacks.checkpoint import BestModelCheckpoint
 from tf_mp.hvd.callbacks.metrics import MetricAverageCallback
-from tf_mp.hvd.callbacks.schedule import LearningRateScheduleCallback, LearningRateWarmupCallback
+from tf_mp.hvd.callbacks.schedule import (
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+)
 from tf_mp.hvd.callbacks.stop import EarlyStopping, TerminateOnNaN
 
 __all__ = [

@@ -1,0 +1,83 @@
+"""A small split and replicated training to which one fault happens, named on the command line.
+
+    faulty.py FAULT RANK FOLDER
+
+At its fifth step the given rank does what FAULT says.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import tf_mp
+
+# isort: split
+import keras
+import numpy as np
+
+from tf_mp import checkpoint, evaluation, stop, training, world
+
+FAULT, RANK, FOLDER = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+STEPS = 40
+
+
+class Fault(keras.callbacks.Callback):
+    """Happens at the end of the fifth step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        print(f"step {batch + 1} of rank {world.current().rank}", flush=True)
+        time.sleep(0.05)
+        if batch != 4 or not here():
+            return
+        print(f"FAULT {time.time():.2f}", flush=True)
+        if FAULT == "exception":
+            raise KeyError("the cause")
+        if FAULT == "exit 0":
+            os._exit(0)
+        if FAULT == "sys.exit":
+            sys.exit(3)
+        if FAULT == "nan":
+            self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel * np.nan)
+        if FAULT.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, FAULT))
+
+
+def here():
+    return world.current().rank == RANK
+
+
+def build():
+    with_devices = [keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3)]
+    return keras.Sequential(with_devices)
+
+
+def main():
+    if FAULT == "before the start" and os.environ.get("OMPI_COMM_WORLD_RANK") == str(RANK):
+        raise KeyError("the cause")
+    tf_mp.init(devices_per_rank=2)
+    training.agree_at_start({"steps": STEPS, "fault": FAULT == "settings" and here()})
+    if FAULT == "data" and here():
+        raise ValueError("Received: no data. Expected: some.")
+    model = tf_mp.parallelize(build, cuts="auto" if FAULT == "auto" else [1, 1], micro_batches=2)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(training.replicate(keras.optimizers.Adam()), loss=loss)
+    folder = FOLDER
+    if FAULT == "disk":
+        folder = os.path.join(FOLDER, "file")
+        open(folder, "w").close()
+    saving = checkpoint.CheckpointCallback(folder, 3)
+    data = np.random.default_rng(world.current().rank)
+    steps = STEPS - 1 if FAULT == "steps" and here() else STEPS
+    images = data.random((8 * steps, 8), np.float32)
+    labels = data.integers(0, 3, 8 * steps)
+    callbacks = [training.broadcast(), stop.AgreedStop(saving.save), saving, Fault()]
+    model.fit(images, labels, batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
+    if FAULT == "evaluation" and here():
+        raise KeyError("the cause")
+    evaluation.evaluate(model, images[:8], labels[:8])
+    print("all steps done", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(stop.guarded(main))

@@ -1,0 +1,92 @@
+"""The fault table: what happens to one rank, and how all ranks end. Two ranks, MPI and Gloo.
+
+Each row is a fault, the rank it strikes, the launcher, the exit codes that are right, words that
+must be read, and the step whose checkpoint must be the newest (None: whatever there is).
+Within 30 seconds of the fault the launcher has ended, and no process of the run is left.
+"""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launching import Run
+
+SCRIPT = Path(__file__).parent / "faulty.py"
+MPI, GLOO = "mpirun", "horovodrun --gloo"
+ANY = range(1, 256)
+
+TABLE = [
+    ("exception", 1, MPI, ANY, "KeyError: 'the cause'", 3),
+    ("exception", 0, MPI, ANY, "KeyError: 'the cause'", 3),
+    ("exception", 1, GLOO, ANY, "KeyError: 'the cause'", 3),
+    ("before the start", 1, MPI, ANY, "KeyError: 'the cause'", None),
+    ("data", 1, MPI, ANY, "Received: no data. Expected: some.", None),
+    ("settings", 1, MPI, ANY, "rank 1 has fault=True where rank 0 has False", None),
+    ("steps", 1, MPI, ANY, "steps", None),
+    ("nan", 1, MPI, ANY, "not finite on ranks", 6),
+    ("disk", 0, MPI, ANY, "File exists, while writing the checkpoint of step 3", None),
+    ("exit 0", 1, MPI, ANY, "", 3),
+    ("exit 0", 1, GLOO, ANY, "", 3),
+    ("sys.exit", 1, MPI, ANY, "", 3),
+    ("evaluation", 1, MPI, ANY, "KeyError: 'the cause'", 40),
+    ("SIGKILL", 1, MPI, ANY, "", 3),
+    ("SIGKILL", 0, MPI, ANY, "", 3),
+    ("SIGKILL", 1, GLOO, ANY, "", 3),
+    ("SIGKILL", 0, GLOO, ANY, "", 3),
+    ("SIGSEGV", 1, MPI, ANY, "", 3),
+    ("SIGTERM", 1, MPI, [143], "signal on ranks [1]: saving", 6),
+    ("SIGTERM", 0, GLOO, ANY, "signal on ranks [0]: saving", 6),
+    ("SIGUSR1", 0, MPI, [143], "signal on ranks [0]: saving", 6),
+    ("SIGUSR1", 1, GLOO, ANY, "signal on ranks [1]: saving", 6),
+    ("SIGINT", 1, MPI, [130], "signal on ranks [1]: saving", 6),
+]
+
+
+def newest(folder):
+    """The step of the newest checkpoint, or None."""
+    states = [json.loads(path.read_text()) for path in folder.glob("step-*/state.json")]
+    return max((state["step"] for state in states), default=None)
+
+
+@pytest.mark.parametrize(("fault", "rank", "launcher", "codes", "words", "step"), TABLE)
+def test_a_fault_of_one_rank_ends_all(
+    tmp_path, record_property, fault, rank, launcher, codes, words, step
+):
+    with Run(
+        SCRIPT, fault, rank, tmp_path, ranks=2, launcher=launcher, log=tmp_path / "log"
+    ) as run:
+        run.wait()
+        ended = time.time()
+        orphans = run.orphans()
+    struck = re.search(r"FAULT ([\d.]+)", run.output)
+    seconds = ended - float(struck[1]) if struck else None
+    record_property("row", [fault, rank, launcher, run.code, seconds, len(orphans)])
+    assert run.code in codes, run.output
+    assert words in run.output
+    assert not orphans, run.output
+    assert "all steps done" not in run.output
+    assert seconds is None or seconds < 30
+    assert step is None or newest(tmp_path) == step, run.output
+
+
+def test_without_a_fault_all_ranks_come_to_the_end(tmp_path):
+    with Run(SCRIPT, "none", 1, tmp_path, ranks=2, launcher=MPI, log=tmp_path / "log") as run:
+        assert run.wait() == 0, run.output
+    assert run.output.count("all steps done") == 2
+    assert newest(tmp_path) == 40
+
+
+@pytest.mark.parametrize("launcher", [MPI, "horovodrun", GLOO])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_launcher_leaves_no_rank_behind(tmp_path, launcher, number):
+    with Run(SCRIPT, "none", 1, tmp_path, ranks=2, launcher=launcher, log=tmp_path / "log") as run:
+        run.wait_for(lambda: "step 5 of rank 1" in run.output)
+        os.kill(run.process.pid, number)
+        code = run.wait(40)
+        assert not run.orphans(15), run.output
+    assert code != 0
+    assert newest(tmp_path) >= 3
