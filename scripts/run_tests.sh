@@ -4,6 +4,8 @@
 set -euo pipefail
 # shellcheck source=scripts/bootstrap/settings.sh
 . "$(dirname "${BASH_SOURCE[0]}")/bootstrap/settings.sh"
+# shellcheck source=scripts/ranks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 enter_venv
 cd "$ROOT"
 
@@ -30,8 +32,7 @@ parallel() {
   local code=0 log
   RANK_LOGS=$(mktemp -d)
   export RANK_LOGS HOROVOD_STALL_CHECK_TIME_SECONDS=60 HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=120
-  horovodrun -np 2 bash scripts/one_rank.sh python -m pytest -x -p no:cacheprovider tests/parallel \
-    2>&1 | sed -u 's/\[[0-9]*,0\]<std[a-z]*>://g' || code=1
+  launch_ranks 2 bash scripts/one_rank.sh python -m pytest -x -p no:cacheprovider tests/parallel || code=1
   for log in "$RANK_LOGS"/*.log; do
     [ -e "$log" ] || continue
     if [ $code = 0 ]; then

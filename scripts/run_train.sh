@@ -4,6 +4,8 @@
 set -euo pipefail
 # shellcheck source=scripts/bootstrap/settings.sh
 . "$(dirname "${BASH_SOURCE[0]}")/bootstrap/settings.sh"
+# shellcheck source=scripts/ranks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 enter_venv
 cd "$ROOT"
 RUNS_DIR=$(absolute "${RUNS_DIR:-runs}")
@@ -39,7 +41,7 @@ main() {
   choose_data
   local run=$RUNS_DIR/train
   mkdir -p "$run"
-  horovodrun -np "$RANKS" python scripts/train.py --dataset "$DATASET" --data-dir "$DATA_DIR" \
+  launch_ranks "$RANKS" python scripts/train.py --dataset "$DATASET" --data-dir "$DATA_DIR" \
     --steps 600 --batch-size 100 --checkpoint-dir "$run/checkpoints" --log-dir "$run/logs" \
     --summary "$run/summary.json" "${more[@]}"
   # a run that was stopped goes on from its checkpoints; one that ended makes room for the next

@@ -1,12 +1,11 @@
 """Trains the MNIST network: split over the devices of each rank, replicated over the ranks.
 
-    python scripts/train.py                      one process, two stages on its devices
-    horovodrun -np 2 python scripts/train.py     two such processes that average their gradients
+python scripts/train.py                      one process, two stages on its devices
+horovodrun -np 2 python scripts/train.py     two such processes that average their gradients
 """
 
 import argparse
 import sys
-from pathlib import Path
 
 import tf_mp  # before keras: TensorFlow reads the oneDNN switch once
 
@@ -35,7 +34,8 @@ def parse(arguments=None):
     add("--steps", type=positive, metavar="N", help="optimizer steps (20000 // ranks)")
     add("--stages", type=positive, default=2, metavar="N", help="devices of a rank (2)")
     add("--cuts", type=cuts, metavar="WHERE", help="scopes (the model's own tf.device blocks), "
-        "auto (measured), or names of the layers that begin a stage, with commas (scopes)")
+        "auto (measured), layers that begin a stage (dense,logits), or a balance (5,3); default: "
+        "scopes")
     add("--micro-batches", type=positive, metavar="N", help="parts of a local batch (2 x stages)")
     add("--schedule", default="1f1b", choices=["1f1b", "gpipe"], help="order of the work (1f1b)")
     add("--warmup-steps", type=int, default=0, metavar="N", help="steps to reach the rate (0)")
@@ -58,8 +58,11 @@ def positive(text):
 
 
 def cuts(text):
-    """A way to cut, or names of layers."""
-    return text if text in ("scopes", "auto") else text.split(",")
+    """A way to cut, names of layers, or a balance."""
+    words = text.split(",")
+    if text in ("scopes", "auto"):
+        return text
+    return [int(word) for word in words] if all(map(str.isdigit, words)) else words
 
 
 def main():

@@ -2,7 +2,8 @@
 
 import os
 
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")  # sums in one order: results repeat bit by bit
+# One order of every sum: results repeat bit by bit.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

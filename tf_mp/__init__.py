@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tf_mp.pipeline import Pipeline, pipeline_of
     from tf_mp.placement import verify_placement
     from tf_mp.split import parallelize
-    from tf_mp.split import parallelize
     from tf_mp.world import World
     from tf_mp.world import current as current_world
 

@@ -1,4 +1,4 @@
-"""How many CPU cores this rank may use: its affinity mask, its control group's quota, its peers."""
+"""How many CPU cores a rank may use, by its affinity mask, its quota and its peers."""
 
 import os
 from pathlib import Path

@@ -137,10 +137,11 @@ def measured(
             return measure(graph, sample, device, repeats)
 
     def through_cache() -> Any:
+        if not path:
+            return measure_here()
         return _kept(Path(path), _digest(graph, sample, device, num_cores), measure_here)
 
-    what = "the measured costs of operations"
-    rows = from_root(what, through_cache if path else measure_here)
+    rows = from_root("the measured costs of operations", through_cache)
     return [_from_row(row) for row in rows]
 
 

@@ -55,6 +55,10 @@ def init(devices_per_rank: int | None = None) -> None:
         )
     _check_keras()
     here = world.init()
+    if here.size > 1:
+        from tf_mp import stop
+
+        stop.end_all_on_error()
     share = cores.share_of_rank(here.local_size)
     world.intra_op_threads = _intra_op(share, devices_per_rank or 2)
     table = world.exchange(_visible_gpus(), what="visible GPUs")
@@ -183,5 +187,6 @@ def _raise(kind: type[Exception], problems: Sequence[str | None]) -> None:
 def _summary(here: world.World, share: int) -> str:
     """One line about what this run stands on."""
     ranks = "1 rank" if here.size == 1 else f"{here.size} ranks"
-    late = "" if os.environ.get("TF_ENABLE_ONEDNN_OPTS") else "; import tf_mp before keras for oneDNN"
+    early = "TF_ENABLE_ONEDNN_OPTS" in os.environ
+    late = "" if early else "; import tf_mp before keras for oneDNN"
     return f"{ranks}, each with {', '.join(_owned)} and {share} CPU cores{late}"

@@ -147,12 +147,22 @@ def _tied(
 
 
 def _ancestors(run: runs.Run, bit: dict[int, int]) -> dict[int, int]:
-    """For each operation the bit set of the counted operations that it waits for."""
+    """For each operation the bit set of the counted operations that it waits for.
+
+    A loop feeds itself through `NextIteration`; the pass is repeated until nothing is added, so
+    that what follows a loop waits for all of its body.
+    """
+    order = rules.topological(run.ops)
+    back = [op.index for op in run.ops if op.type == "NextIteration"]
     found: dict[int, int] = {}
-    for index in rules.topological(run.ops):
-        op = run.ops[index]
-        found[index] = _union(found.get(i, 0) | bit.get(i, 0) for i in (*op.inputs, *op.controls))
-    return found
+    while True:
+        before = [found.get(index) for index in back]
+        for index in order:
+            op = run.ops[index]
+            inputs = (*op.inputs, *op.controls)
+            found[index] = _union(found.get(i, 0) | bit.get(i, 0) for i in inputs)
+        if before == [found.get(index) for index in back]:
+            return found
 
 
 def _union(sets: Iterable[int]) -> int:

@@ -51,9 +51,12 @@ class Pipeline:
         for stage in self.stages:
             for variable in stage.variables:
                 self.homes.setdefault(id(variable), stage.index)
+        #: The outputs in the structure that the model returns: a list of one is its entry.
         self.structure = keras.tree.map_structure(
             lambda tensor: tensor, self.graph.function._outputs_struct
         )
+        if isinstance(self.structure, (list, tuple)) and len(self.structure) == 1:
+            self.structure = self.structure[0]
 
     def home_of(self, key: int) -> int:
         """The stage that makes a tensor; stage 0 for a model input."""

@@ -73,7 +73,7 @@ def unchanged(model: Any, inputs: Any = None) -> Iterator[None]:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    values = [(variable, np.array(variable)) for variable in _state(model)]
+    values = [(variable, variable.numpy()) for variable in _state(model)]
     generators = random.getstate(), np.random.get_state()
     try:
         yield

@@ -22,7 +22,7 @@ _Sizes = dict[str, _Outputs]
 _SENDS, _RECVS = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 _LOCAL = re.compile(r"^/job:localhost/replica:0/task:0")
 _SHORT = re.compile(r"(?:^|/)(?:device:)?([A-Za-z_]+):(\d+)$")
-_FUSED = re.compile(r"^_(?:Mkl(?:Native)?)?(?:Fused)?|(?:WithBias)?(?:V\d+)?$")
+_FUSED = re.compile(r"^_(?:Mkl(?:Native)?(?:Fused)?|Fused)|(?:WithBias)?(?:V\d+)?$")
 
 
 @dataclasses.dataclass(frozen=True)

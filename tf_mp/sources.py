@@ -147,7 +147,7 @@ class _Stream:
 
     def decode(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         records, labels = keys
-        kind = tf.TensorSpec(self._image.shape, self._image.dtype)
+        kind = tf.TensorSpec(self._image.shape, self._image.tf_dtype)
         images = tf.map_fn(self._image.decode_example, records, fn_output_signature=kind)
         return images, tf.cast(labels, tf.int64)
 

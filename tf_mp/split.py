@@ -73,7 +73,8 @@ def parallelize(
         update.rebind(optimizer, moved)
     object.__setattr__(model, "_tf_mp_pipeline", plan)
     _reclass(model)
-    model.make_train_function(force=True) if model.compiled else None
+    if model.compiled:
+        _check_compiled(model)
     world.say(_summary(plan))
     return model
 
@@ -199,11 +200,7 @@ class _Split:
         stages = self._tf_mp_pipeline.stages
         with tf.device(stages[-1].device):  # loss and metrics live where they are computed
             super().compile(*args, **{**kwargs, **compat.without_jit(args)})  # type: ignore[misc]
-        optimizer = self.optimizer  # type: ignore[attr-defined]
-        if optimizer is not None:
-            update.check(optimizer)
-            _check_wrapped(optimizer)
-            update.settle(optimizer, stages[0].device)
+        _check_compiled(self)
         if bound.get("run_eagerly"):
             warnings.warn(
                 "run_eagerly=True: the actions of the pipeline run one after another.",
@@ -245,6 +242,15 @@ class _Split:
         """As Keras's, and then the stages."""
         super().summary(*args, print_fn=print_fn, **kwargs)  # type: ignore[misc]
         (print_fn or print)(self._tf_mp_pipeline.describe())
+
+
+def _check_compiled(model: Any) -> None:
+    """Checks a compiled model's optimizer, and puts its own variables where they are used."""
+    if model.optimizer is not None:
+        update.check(model.optimizer)
+        _check_wrapped(model.optimizer)
+        update.settle(model.optimizer, model._tf_mp_pipeline.stages[0].device)
+    model.train_function = model.test_function = model.predict_function = None
 
 
 def _check_wrapped(optimizer: Any) -> None:
@@ -297,7 +303,7 @@ def _over_iterator(model: Any, body: Callable[[Any], Any], build: bool = False) 
 
     def function(iterator: Any) -> Any:
         if build:
-            _build_optimizer(model)
+            _prepare(model)
         outputs = None
         for _ in range(model.steps_per_execution):
             try:
@@ -311,9 +317,14 @@ def _over_iterator(model: Any, body: Callable[[Any], Any], build: bool = False) 
     return function
 
 
-def _build_optimizer(model: Any) -> None:
+def _prepare(model: Any) -> None:
+    """Before a training step: the optimizer is built, loss and metrics lie with the last stage."""
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+    last = model._tf_mp_pipeline.stages[-1].device
+    for variable in model.metrics_variables:
+        if recording.device_index(compat.raw(variable).device) != recording.device_index(last):
+            compat.initialise_on(variable, last)
 
 
 def _over_list(model: Any, body: Callable[[Any], Any]) -> Any:

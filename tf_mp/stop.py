@@ -42,7 +42,18 @@ class AgreedStop(keras.callbacks.Callback):
         self._former: dict[int, Any] = {}
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Starts to listen."""
+        """Starts to listen.
+
+        Raises:
+            ValueError: several ranks, and nobody knows when the data of each will end.
+        """
+        size = world.current().size
+        if size > 1 and self.params.get("steps") is None:
+            raise ValueError(
+                f"Received: data of unknown length on {size} ranks. Expected: a known number of "
+                "steps, for the rank whose data end first would leave the others waiting. Pass "
+                "steps_per_epoch, with data that repeat()."
+            )
         for number in _SIGNALS:
             self._former[number] = signal.signal(number, self._note)
 
@@ -64,13 +75,13 @@ class AgreedStop(keras.callbacks.Callback):
         lost = [rank for rank, (_, finite) in enumerate(notes) if not finite]
         if lost:
             raise FloatingPointError(
-                f"Received: a loss that is not finite on ranks {lost}, in step {batch + 1} of this "
-                "run. Expected: a number. The last checkpoint is untouched; lower the learning "
-                "rate or look at the data of that step."
+                f"Received: a loss that is not finite on ranks {lost}, in step {batch + 1} of "
+                "this fit. Expected: a number. Nothing was saved; lower the learning rate, or "
+                "look at the data of that step."
             )
-        code = max(code for code, _ in notes)
-        if code:
-            self._leave(code, [rank for rank, (code, _) in enumerate(notes) if code])
+        noted = [code for code, _ in notes]
+        if any(noted):
+            self._leave(max(noted), [rank for rank, code in enumerate(noted) if code])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Remembers a signal; the second Ctrl-C ends at once."""
@@ -97,7 +108,7 @@ def guarded(main: Callable[[], int | None]) -> int:
     """
     try:
         return main() or 0
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return _end(error)
 
 

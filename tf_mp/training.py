@@ -138,9 +138,16 @@ def report(summary: dict[str, Any], path: str | Path | None = None) -> None:
         return
     clean = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in summary.items()}
     for name, value in clean.items():
-        words = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        words = ", ".join(words) if isinstance(words, list) else words
-        print(f"  {name:<18} {words:.4g}" if isinstance(words, float) else f"  {name:<18} {words}")
+        print(f"  {name:<18} {_words(value)}")
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(clean, indent=1) + "\n")
+
+
+def _words(value: Any) -> str:
+    """One cell of the table."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {entry}" for name, entry in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

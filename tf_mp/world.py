@@ -97,13 +97,18 @@ def prepare_environment() -> None:
     """Sets what Open MPI reads when it starts, where the user has not set it.
 
     PyPI's Open MPI looks for its files where it was built. A launcher tells its processes where
-    they really are; a plain process must be told through `OPAL_PREFIX` or it aborts. Ranks that
-    wait must yield: they would take the cores from the others.
+    they really are; a plain process must be told through `OPAL_PREFIX` or it aborts. Nor does a
+    plain process need a daemon of Open MPI beside it. Ranks that wait must yield: they would take
+    the cores from the others. And a rank that waits in vain, for longer than any first trace or
+    checkpoint takes, ends instead of waiting for ever.
     """
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "900")
     prefix = Path(sys.prefix)
-    if _launched_size() == 0 and any(prefix.glob("lib/libmpi.so*")):
-        os.environ.setdefault("OPAL_PREFIX", str(prefix))
+    if _launched_size() == 0:
+        os.environ.setdefault("OMPI_MCA_ess_singleton_isolated", "1")
+        if any(prefix.glob("lib/libmpi.so*")):
+            os.environ.setdefault("OPAL_PREFIX", str(prefix))
 
 
 def _launched_size() -> int:
@@ -203,4 +208,5 @@ def _difference(found: Any, root: Any) -> str:
     if not (isinstance(found, dict) and isinstance(root, dict)):
         return f"{found!r} where rank 0 has {root!r}"
     keys = sorted(key for key in {*found, *root} if found.get(key) != root.get(key))
-    return ", ".join(f"{key}={found.get(key)!r} where rank 0 has {root.get(key)!r}" for key in keys)
+    pairs = [(key, found.get(key), root.get(key)) for key in keys]
+    return ", ".join(f"{key}={ours!r} where rank 0 has {its!r}" for key, ours, its in pairs)

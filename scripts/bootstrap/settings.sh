@@ -32,7 +32,7 @@ VENV_MEGABYTES=3500
 # Everything that runs after the set-up finds the environment's programs first.
 enter_venv() {
   export PATH="$VENV/bin:$PATH" PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
-  # a containers' root may start ranks too
+  # a container's root may start ranks too
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   if [ "$MPI" = system ]; then
     # the site's Open MPI does not read this environment's settings file

@@ -113,7 +113,7 @@ remove_other_tensorflow() {
 }
 
 install_wheels() {
-  local extras="$DEVICE data plots test build" requirements key
+  local extras="$DEVICE data logs plots test build" requirements key
   [ "$MPI" = system ] || extras="$extras mpi"
   # shellcheck disable=SC2086    # a list of words
   requirements=$("$VENV/bin/python" "$ROOT/scripts/bootstrap/requirements.py" $extras)

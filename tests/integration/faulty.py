@@ -15,6 +15,7 @@ import tf_mp
 # isort: split
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_mp import checkpoint, evaluation, stop, training, world
 
@@ -72,7 +73,10 @@ def main():
     images = data.random((8 * steps, 8), np.float32)
     labels = data.integers(0, 3, 8 * steps)
     callbacks = [training.broadcast(), stop.AgreedStop(saving.save), saving, Fault()]
-    model.fit(images, labels, batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+    if FAULT == "unknown length":
+        batches = batches.filter(lambda x, y: True)
+    model.fit(batches, shuffle=False, verbose=0, callbacks=callbacks)
     if FAULT == "evaluation" and here():
         raise KeyError("the cause")
     evaluation.evaluate(model, images[:8], labels[:8])

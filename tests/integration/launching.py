@@ -27,7 +27,7 @@ class Run:
         self._log = Path(log)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_OURS)}
         path = os.pathsep.join([str(BIN), os.environ["PATH"]])
-        ours = {"PATH": path, "PYTHONPATH": str(ROOT), _MARK: self.mark, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        ours = {"PATH": path, "PYTHONPATH": str(ROOT), _MARK: self.mark}
         words = [*_launch(launcher, ranks), sys.executable, "-u", *map(str, command)]
         self.start = time.monotonic()
         with self._log.open("wb") as file:
@@ -101,10 +101,10 @@ def _launch(launcher, ranks):
 
 
 def _processes(mark):
-    """Process ids and environments of all processes with our mark, zombies left out."""
+    """Process ids and environments of all processes with our mark (a zombie has none)."""
     for folder in Path("/proc").iterdir():
         try:
-            if not folder.name.isdigit() or folder.joinpath("stat").read_text().split(")")[1][1] == "Z":
+            if not folder.name.isdigit():
                 continue
             entries = folder.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import platform
+import shutil
 import subprocess
 import sys
 from hashlib import sha256
@@ -37,8 +38,7 @@ class Machine:
             "PIP_RETRIES": "0",
         }
         for tool in TOOLS:
-            found = subprocess.run(["which", tool], capture_output=True, text=True, check=True)
-            (self.programs / tool).symlink_to(found.stdout.strip())
+            (self.programs / tool).symlink_to(shutil.which(tool))
 
     def add(self, name, script):
         path = self.programs / name

@@ -8,7 +8,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EXTRAS = ["cpu", "gpu", "mpi", "horovod", "data", "plots", "build", "compile", "test"]
+EXTRAS = ["cpu", "gpu", "mpi", "horovod", "data", "logs", "plots", "build", "compile", "test"]
 
 
 def load(name):

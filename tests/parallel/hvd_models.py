@@ -22,14 +22,15 @@ def mine(array):
     return array[hvd.rank() * share : (hvd.rank() + 1) * share]
 
 
-def network(dtype=None, seed=0, **options):
+def network(dtype=None, seed=0):
+    """Two dense layers, from 3 numbers to 2."""
     keras.utils.set_random_seed(seed)
     keras.utils.clear_session()
-    layers = [
-        keras.layers.Dense(4, activation="tanh", dtype=dtype, name="hidden", **options),
-        keras.layers.Dense(2, dtype=dtype, name="out"),
-    ]
-    return keras.Sequential([keras.Input((3,)), *layers])
+    keras.config.set_dtype_policy(dtype or "float32")
+    layers = [keras.layers.Dense(4, "tanh", name="hidden"), keras.layers.Dense(2, name="out")]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    keras.config.set_dtype_policy("float32")
+    return model
 
 
 def train(optimizer, data, dtype=None, traced=False):

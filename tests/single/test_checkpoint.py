@@ -42,7 +42,7 @@ def test_a_checkpoint_opens_with_plain_keras(tmp_path):
     Checkpoints(tmp_path).save(net, 2, configuration={"seed": 3})
     path = tmp_path / "step-00000002"
     loaded = keras.models.load_model(path / "model.keras")
-    np.testing.assert_array_equal(loaded.predict(IMAGES, verbose=0), net.predict(IMAGES, verbose=0))
+    np.testing.assert_array_equal(loaded(IMAGES), net(IMAGES))
     state = json.loads((path / "state.json").read_text())
     assert (state["step"], state["configuration"]) == (2, {"seed": 3})
     assert {"tensorflow", "keras"} <= set(state["versions"])

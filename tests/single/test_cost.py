@@ -1,4 +1,4 @@
-"""Measured costs: exact bytes, times by a clock that the test winds, nothing of the model moved."""
+"""Measured costs: exact bytes, times by a clock that the test winds, a model left as it was."""
 
 import json
 import os
@@ -88,17 +88,17 @@ def test_equal_layers_are_measured_once(clock):
 
 
 def test_a_shared_layer_counts_its_weights_once(clock):
-    rows = measured(models.transformer(num_blocks=1), micro_batch=1)
-    first, last = rows[0], rows[-1]
-    assert first.name == "embedding" and last.name.startswith("embedding")
-    assert first.weight_bytes == 256 * 128 * 4
-    assert last.weight_bytes == 0
-    assert sum(r.weight_bytes for r in rows) == 4 * models.transformer(num_blocks=1).count_params()
+    shared = keras.layers.Dense(4, name="shared")
+    rows = measured(chain(shared, keras.layers.ReLU(), shared))
+    assert [(r.name, r.weight_bytes) for r in rows] == [
+        ("shared", 80),
+        ("re_lu", 0),
+        ("shared:1", 0),
+    ]
 
 
-@pytest.mark.parametrize("name", ["two_in_two_out", "lstm"])
-def test_measuring_changes_nothing_of_the_model(name, clock):
-    model = models.NAMES[name]()
+def test_measuring_changes_nothing_of_the_model(clock):
+    model = models.two_in_two_out()  # with dropout, batch normalisation and regularisers
     before = [v.numpy() for v in model.variables]
     keras.utils.set_random_seed(5)
     measured(model)
@@ -126,7 +126,7 @@ def test_masks_reach_the_operations_that_use_them(clock):
     sees = SeesMask()
     tokens = keras.Input((6,), dtype="int32")
     x = keras.layers.Embedding(8, 4, mask_zero=True)(tokens)
-    model = keras.Model(tokens, keras.layers.LSTM(3)(sees(x)))
+    model = keras.Model(tokens, keras.layers.GlobalAveragePooling1D()(sees(x)))
     sees.seen.clear()
     measured(model)
     assert sees.seen and all(sees.seen)
@@ -151,7 +151,7 @@ def test_what_crosses_includes_tensors_that_skip_over_the_cut(clock):
     traced = graph.trace(model)
     costs = cost.measure(traced, cost.sample_of(traced, 10), CPU, repeats=1)
     rows = cost.as_balance(traced, costs)
-    # After a: a (8). After b: a and b. After c: a (for d) and c; b is a result, and no one's input.
+    # After a: a (8). After b: a and b. After c: a (for d) and c; b is a result, no one's input.
     assert [(r.name, r.cross_bytes // 40) for r in rows] == [
         ("a", 8),
         ("b", 10),
@@ -206,8 +206,7 @@ def test_a_cache_is_read_for_the_same_model_shapes_and_kind_of_device(counted, t
     file = tmp_path / "new" / "costs.json"
 
     def run(units=2, micro_batch=3, device=CPU):
-        keras.utils.clear_session()
-        traced = graph.trace(chain(keras.layers.Dense(units)))
+        traced = graph.trace(chain(keras.layers.Dense(units, name="dense")))
         return cost.measured(
             traced, cost.sample_of(traced, micro_batch), device=device, cache=file
         )

@@ -1,5 +1,6 @@
 """Every world size sees the same global batches; nothing is lost, and a run resumes at any step."""
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -146,11 +147,15 @@ def test_images_from_0_to_255_warn_once(monkeypatch):
     monkeypatch.setattr(data, "_warned", set())
     with pytest.warns(UserWarning, match="values from 0 to 255. Expected"):
         assert not data.check_range(tf.constant([[0.0, 255.0]]))
-    assert not data.check_range(tf.constant([[0.0, 255.0]]))  # A second warning would be an error.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not data.check_range(tf.constant([[0.0, 255.0]]))
 
 
 def test_images_in_range_do_not_warn_and_not_a_number_does(monkeypatch):
     monkeypatch.setattr(data, "_warned", set())
-    assert data.check_range(np.array([0.0, 0.5, 1.0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert data.check_range(np.array([0.0, 0.5, 1.0]))
     with pytest.warns(UserWarning):
         assert not data.check_range(np.array([0.0, float("nan")]))

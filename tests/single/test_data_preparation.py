@@ -29,6 +29,7 @@ FAKE = textwrap.dedent(
     with open(pathlib.Path(task["stage"]).parents[2] / "starts.log", "a") as log:
         log.write("start\\n")
     if os.environ.get("FAKE_FAILS"):
+        time.sleep(float(os.environ["FAKE_FAILS"]))
         print("ConnectionError: no route to the data", file=sys.stderr)
         sys.exit(1)
     home = pathlib.Path(task["stage"]) / task["name"] / "1.0.0"
@@ -43,11 +44,17 @@ FAKE = textwrap.dedent(
 )
 
 
-@pytest.fixture(autouse=True)
-def fake_importer(tmp_path, monkeypatch):
-    package = tmp_path / "fake" / "tf_mp"
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """A copy of the package with the stand-in."""
+    package = tmp_path_factory.mktemp("fake") / "tf_mp"
     shutil.copytree(ROOT / "tf_mp", package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "importer.py").write_text(FAKE)
+    return package
+
+
+@pytest.fixture(autouse=True)
+def fake_importer(package, monkeypatch):
     monkeypatch.setattr(preparation, "__file__", str(package / "preparation.py"))
     monkeypatch.setattr(preparation, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(preparation, "STEP_SECONDS", 0.05)
@@ -176,17 +183,18 @@ def test_an_owner_that_was_buried_does_not_touch_its_heirs_claim(folder, monkeyp
 
 
 def test_a_failure_reaches_those_who_wait_with_its_cause(fake_importer, folder, monkeypatch):
-    monkeypatch.setenv("FAKE_FAILS", "1")
+    monkeypatch.setenv("FAKE_FAILS", "4")  # Long enough for both processes to be there.
     start = time.monotonic()
     processes = [start_process(fake_importer, folder) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [3, 3]
     assert all("no route to the data" in output for output in outputs)
-    assert time.monotonic() - start < 30 and litter(folder) == []
+    assert time.monotonic() - start < 30
+    assert num_starts(folder) == 1 and litter(folder) == []
 
 
 def test_an_error_says_what_to_put_where(folder, monkeypatch):
-    monkeypatch.setenv("FAKE_FAILS", "1")
+    monkeypatch.setenv("FAKE_FAILS", "0")
     with pytest.raises(DataError) as caught:
         prepare("digits", folder)
     for words in ("no route", f"{folder}/digits", "--dataset digits --idx DIR", "Without the net"):

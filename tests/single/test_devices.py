@@ -113,7 +113,7 @@ def test_no_gpu_anywhere_means_cpus():
 @pytest.mark.parametrize(
     ("table", "per_rank", "message"),
     [
-        ([["a", "b"]] * 2, 2, r"2 visible GPUs for 2 ranks .* 4 in all; start 1 .* or give each rank 1"),
+        ([["a", "b"]] * 2, 2, r"2 visible GPUs for 2 ranks .* 4 in all; start 1 .* each rank 1 "),
         ([["a"]] * 2, None, r"1 visible GPUs for 2 ranks .* 2 in all.*start 1 "),
         ([["a"]], 2, r"1 visible GPUs for 1 ranks .* 2 in all; give each rank 1 "),
         ([["a"], []], 1, r"no GPU on ranks \[1\]"),

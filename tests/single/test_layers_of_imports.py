@@ -60,7 +60,7 @@ def test_hvd_depends_on_world_and_compat_only():
 
 def test_no_lower_part_imports_an_upper_one():
     order = [
-        {"world", "cores", "gpus", "devices", "compat"},
+        {"world", "cores", "gpus", "stop", "devices", "compat"},
         {"data", "models", "graph", "cost", "partition", "schedule", "microbatch"},
         {"stage", "update", "hvd"},
         {"pipeline"},

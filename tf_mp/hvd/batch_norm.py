@@ -38,8 +38,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         """Mean and variance (channels,) over the samples of all ranks that no mask leaves out."""
         if size() == 1:
             return super()._moments(inputs, mask)
-        axes = self._reduction_axes
         values = tf.cast(inputs, tf.float32)
+        channels = self.axis % values.shape.rank
+        axes = [axis for axis in range(values.shape.rank) if axis != channels]
         weights = tf.ones_like(values)
         if mask is not None:
             weights = tf.broadcast_to(tf.cast(mask, tf.float32)[..., None], tf.shape(values))
@@ -72,4 +73,6 @@ def _sum_over_ranks(value: tf.Tensor, path: str) -> tf.Tensor:
     return summed(value)
 
 
+# Keras writes a layer's weights under the name of its class, and a file must load without Horovod.
+SyncBatchNormalization.__name__ = "BatchNormalization"
 compat.serialise_as(SyncBatchNormalization, keras.layers.BatchNormalization)

@@ -1,0 +1,89 @@
+"""Canaries: each private name that we need, named when it is gone."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tf_mp import compat
+
+
+def dense_model():
+    image = keras.Input((3,))
+    x = keras.layers.Dense(4, name="a")(image)
+    return keras.Model(image, keras.layers.Dropout(0.5, name="b")(x))
+
+
+def test_masks_travel_on_tensors():
+    tensor = tf.ones([2])
+    compat.set_mask(tensor, tf.constant([True, False]))
+    assert compat.get_mask(tensor) is not None
+    assert compat.get_mask(tf.identity(tensor)) is None
+
+
+def test_data_of_a_step_unpacks_in_three():
+    assert compat.unpack((1, 2)) == (1, 2, None)
+
+
+def test_the_device_in_force_is_seen_even_where_it_is_absent():
+    assert compat.device_in_force() == ""
+    with tf.device("/GPU:7"):
+        assert compat.device_in_force().endswith("GPU:7")
+
+
+def test_the_graph_behind_each_kind_of_model_is_found():
+    functional = dense_model()
+    assert compat.as_function(functional) is functional
+    sequential = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert len(compat.graph_nodes(compat.as_function(sequential))) == 1
+    assert compat.as_function(keras.Sequential([keras.layers.Dense(2)])) is None
+    assert [n.operation.name for n in compat.graph_nodes(functional)] == ["a", "b"]
+
+
+def test_seed_generators_of_inner_layers_are_found():
+    attention = keras.layers.MultiHeadAttention(1, 2, dropout=0.1)
+    attention(tf.ones([1, 2, 2]), tf.ones([1, 2, 2]))
+    assert len(compat.seed_generators(attention)) == 1
+    assert compat.seed_generators(keras.ops.add) == []
+
+
+def test_a_variable_moves_with_its_value():
+    variable = keras.Variable([1.0, 2.0])
+    compat.initialise_on(variable, "/device:CPU:3")
+    assert compat.raw(variable).device.endswith("CPU:3")
+    assert variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_calls_are_reported_as_they_are_recorded():
+    nodes = []
+    with compat.on_node(nodes.append):
+        dense_model()
+    assert [n.operation.name for n in nodes][-2:] == ["a", "b"]
+    dense_model()
+    assert len(nodes) == 3
+
+
+def test_loss_weights_of_a_mask_multiply_the_sample_weights():
+    found = compat.loss_weights_of_mask([1.0, 3.0], tf.constant([True, False]), "sum")
+    assert found.numpy().tolist() == [1.0, 0.0]
+
+
+def test_arguments_of_compile_are_found_by_name():
+    assert compat.bind_compile("sgd", loss="mse")["optimizer"] == "sgd"
+    assert compat.without_jit(("sgd",)) == {"jit_compile": False}
+
+
+def test_a_subclassed_model_is_recorded_by_calling_it():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.a = keras.layers.Dense(2)
+
+        def call(self, x, training=False):
+            return keras.ops.relu(self.a(x)) if training and self.branch else self.a(x)
+
+    model = Own()
+    model.branch = False
+    assert len(compat.graph_nodes(compat.subclassed(model, keras.Input((3,))))) == 1
+    model.branch = True
+    with pytest.raises(ValueError, match="differ between training"):
+        compat.subclassed(model, keras.Input((3,)))
