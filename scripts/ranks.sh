@@ -11,13 +11,14 @@ readable() {
 
 # below PID NAME -> the process of that name among those that PID started, directly or not
 below() {
-  local stat pid parent
+  local stat pid parent program
   for stat in /proc/[0-9]*/stat; do
     pid=${stat//[^0-9]/}
     # after the name in brackets: state and parent
     parent=$(sed 's/.*) . \([0-9]*\) .*/\1/' "$stat" 2>/dev/null) || continue
     [ "$parent" = "$1" ] || continue
-    if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$2" ]; then
+    { IFS= read -r -d '' program <"/proc/$pid/cmdline"; } 2>/dev/null || continue
+    if [ "${program##*/}" = "$2" ]; then
       printf '%s' "$pid"
     else
       below "$pid" "$2"

@@ -72,7 +72,7 @@ def measure(
         sample: Its flat inputs for one micro-batch, (micro_batch, ...) each, or None for an
             absent one; `sample_of` makes some.
         device: Where to run.
-        repeats: Runs of each, of which the median is taken.
+        repeats: Runs of each, of which the quickest counts.
 
     Returns:
         One cost an operation, in the graph's order.

@@ -69,8 +69,9 @@ def init(devices_per_rank: int | None = None) -> None:
     if any(problems):
         _raise(RuntimeError, problems)
     kind = "GPU" if mine else "CPU"
-    _owned = tuple(f"/device:{kind}:{index}" for index in range(num_devices))
-    world.agree("device map", {f"stage {s}": name for s, name in enumerate(_owned)})
+    names = tuple(f"/device:{kind}:{index}" for index in range(num_devices))
+    world.agree("device map", {f"stage {s}": name for s, name in enumerate(names)})
+    _owned = names
     world.say(_summary(here, share))
 
 

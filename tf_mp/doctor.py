@@ -95,7 +95,8 @@ def _horovod(facts: Facts, wanted: Wanted) -> Check:
 
 def _horovod_build(facts: Facts, wanted: Wanted) -> Check:
     built, there = facts.horovod_tensorflow or "unknown", facts.tensorflow or "none"
-    ok = facts.horovod is None or facts.horovod_tensorflow == facts.tensorflow
+    absent = facts.horovod is None or facts.tensorflow is None
+    ok = absent or facts.horovod_tensorflow == facts.tensorflow
     fix = "pip uninstall -y horovod && make setup   (compiles it anew, about 4 minutes)"
     found = f"built against TensorFlow {built}" if facts.horovod else "none"
     return Check("Horovod's TensorFlow", ok, found, f"built against {there}", fix)

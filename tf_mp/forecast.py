@@ -47,7 +47,7 @@ def measure_stages(
         pipeline: The plan of a split model.
         sample: Its flat inputs for one micro-batch, (micro_batch, ...) each, or None.
         optimizer: What will train it.
-        repeats: Runs of each, of which the median is taken.
+        repeats: Runs of each, of which the quickest counts.
     """
     needed = cost.needs_gradient(pipeline.graph)
     inputs = zip(pipeline.graph.inputs, sample, strict=True)

@@ -262,7 +262,7 @@ def _check_wrapped(optimizer: Any) -> None:
             f"Received: the optimizer {type(inner).__name__} at world size {size}. Expected: "
             "hvd.DistributedOptimizer(optimizer), or the ranks would train apart."
         )
-    passes = getattr(inner, "backward_passes_per_step", 1)
+    passes = getattr(getattr(inner, "distribution", None), "backward_passes_per_step", 1)
     if passes > 1:
         raise ValueError(
             f"Received: backward_passes_per_step={passes} with a split model. Expected: 1; use "

@@ -93,12 +93,19 @@ class Stage:
         self.weights = [v for v in self.variables if v.trainable]
         self.state = [v for v in self.variables if not v.trainable and id(v) not in seeds]
         self._functions: dict[Any, Callable[..., Any]] = {}
+        #: Whether a layer loops (LSTM, `tf.while_loop`); known after the first trace.
+        self.loops: bool | None = None
         #: Which of `state` the forward changes; known after the first trace with training=True.
         self.changed: list[int] | None = None
 
-    def function(self, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The body as a function on this stage's device, traced once for each shape."""
-        if self.eager:
+    def function(self, name: str, body: Callable[..., Any]) -> Any:
+        """The body as a function on this stage's device, traced once for each shape.
+
+        The backward that TensorFlow makes for a function has no device of its own, and a loop in
+        it would keep its state on device 0. So a stage with a loop is no function: it becomes
+        part of the step's graph, where each of its operations has its device.
+        """
+        if self.eager or self.loops:
             return self._on_device(body)
         if name not in self._functions:
             self._functions[name] = tf.function(self._on_device(body), autograph=False)
@@ -121,9 +128,11 @@ class Stage:
         def body(*args: Any) -> tuple[Any, ...]:
             return self._forward(training, *args)
 
-        run = self.function(f"forward_{training}", body)
-
         def call(*args: Any) -> Made:
+            run = self.function(f"forward_{training}", body)
+            if self.loops is None and not self.eager:
+                self.loops = _loops(run.get_concrete_function(*args).graph)
+                run = self.function(f"forward_{training}", body)
             outputs, masks, state, loss, token = run(*args)
             return Made(outputs, masks, state, loss, token)
 
@@ -185,6 +194,11 @@ class Stage:
             return new, inner, seal([*new, *inner], token)
 
         return self.function("finish", body)
+
+
+def _loops(graph: Any) -> bool:
+    kinds = {operation.type for operation in graph.get_operations()}
+    return bool(kinds & {"While", "StatelessWhile"})
 
 
 def _add(total: Any, gradient: Any) -> Any:

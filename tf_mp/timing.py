@@ -6,7 +6,6 @@ model changes: weights and state go in as values, and the new state is dropped.
 """
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,7 +52,7 @@ class StageRun:
 
         Args:
             wanted: For each input whether the backward computes its gradient.
-            repeats: The median of so many runs is taken, after two that do not count.
+            repeats: The quickest of so many runs counts, after two that do not.
         """
         stage, values, token = self._stage, self._values, self._token
         upstream = [tf.ones_like(t) for t in self.outputs if _is_floating(t)]
@@ -132,9 +131,10 @@ def time_transfer(source: str, target: str, repeats: int = 5) -> float:
 
 
 def time_functions(runs: Sequence[Callable[[], tf.Tensor]], repeats: int) -> list[float]:
-    """For each function the median milliseconds until the scalar that it returns is known.
+    """For each function the least milliseconds until the scalar that it returns is known.
 
-    The functions take turns, so that what else the machine does disturbs all of them alike.
+    What else the machine does can only add time, and the times are subtracted from each other: so
+    the quickest run counts, not the median, and the functions take turns.
     """
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(-2, repeats):
@@ -143,7 +143,7 @@ def time_functions(runs: Sequence[Callable[[], tf.Tensor]], repeats: int) -> lis
             run().numpy()
             if turn >= 0:
                 own.append(1000 * (time.perf_counter() - start))
-    return [statistics.median(own) for own in times]
+    return [min(own) for own in times]
 
 
 def _forward_and_backward(stage: Stage, wanted: Sequence[bool]) -> Callable[..., Any]:

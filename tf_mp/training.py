@@ -66,11 +66,18 @@ def versions() -> dict[str, str]:
 def agree_at_start(configuration: dict[str, Any]) -> None:
     """Checks on every rank that all run the same versions with the same settings.
 
+    Args:
+        configuration: settings by name. Of a folder or file (`..._dir`, `summary`), which each
+            host may have elsewhere, only whether it is given counts.
+
     Raises:
         ValueError: on every rank, naming what differs and where.
     """
     world.agree("versions", versions())
-    world.agree("settings", configuration)
+    places = {name for name in configuration if name.endswith("_dir") or name == "summary"}
+    world.agree(
+        "settings", {k: v is not None if k in places else v for k, v in configuration.items()}
+    )
 
 
 def resume(

@@ -52,7 +52,7 @@ def train(images, tmp_path, *more, script=(TRAIN,), ranks=2, launcher="mpirun"):
 
 def weights(folder, step):
     model = keras.models.load_model(folder / f"step-{step:08d}" / "model.keras")
-    return [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+    return [v.numpy() for v in [*model.weights, *model.optimizer.variables]]
 
 
 OPTIONS = ["--batch-size", "20", "--checkpoint-every", "5", "--keep", "9"]

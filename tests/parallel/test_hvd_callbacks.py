@@ -46,7 +46,8 @@ def different(kind):
         model = keras.Sequential(layers)
     if kind == "lazy and eager":
         model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * (1 + hvd.rank())))
+    rate = 0.01 * (1 + hvd.rank())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.RMSprop(rate, momentum=0.5))
     model.compile(optimizer, loss="mse", run_eagerly=kind.endswith("eager"))
     return model
 
@@ -63,7 +64,8 @@ def test_every_rank_starts_the_first_step_with_the_roots_values(kind):
         return step(data)
 
     model.train_step = remember
-    fit(model, callbacks=[Broadcast(0)])
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.01, 1)
+    fit(model, callbacks=[Broadcast(0), warmup])
     start = hvd_models.of_all_ranks(seen["variables"])
     assert len(seen["variables"]) > 10
     assert np.array_equal(start[0], start[1])

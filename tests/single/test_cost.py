@@ -80,8 +80,9 @@ def test_an_operation_without_a_gradient_has_no_backward(clock):
 
 def test_equal_layers_are_measured_once(clock):
     layers = [keras.layers.Dense(4) for _ in range(5)]
-    layers[4].trainable = False
-    rows = measured(chain(*layers, keras.layers.Dense(4, activation="relu")))
+    model = chain(*layers, keras.layers.Dense(4, activation="relu"))
+    layers[4].kernel.trainable = False
+    rows = measured(model)
     # The first has no input gradient, the next three are equal, then a frozen and another one.
     assert len(clock.asked) == 4
     assert len(rows) == 6
@@ -130,6 +131,16 @@ def test_masks_reach_the_operations_that_use_them(clock):
     sees.seen.clear()
     measured(model)
     assert sees.seen and all(sees.seen)
+
+
+def test_a_stage_is_run_with_the_masks_that_it_is_given():
+    steps = keras.Input((3, 2))
+    traced = graph.trace(keras.Model(steps, keras.layers.GlobalAveragePooling1D()(steps)))
+    x = np.arange(6, dtype="float32").reshape(1, 3, 2)
+    alone = timing.alone(traced.operations[0], CPU)
+    assert timing.StageRun(alone, [tf.constant(x)], [None]).outputs[0].numpy().tolist() == [[2, 3]]
+    run = timing.StageRun(alone, [tf.constant(x)], [tf.constant([[True, False, False]])])
+    assert run.outputs[0].numpy().tolist() == [[0, 1]]
 
 
 def test_a_large_operation_is_measured_slower_than_a_small_one():

@@ -1,14 +1,19 @@
 """Downloads are asked quickly, bounded in time, and fail with their cause."""
 
 import http.server
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import requests
 
-from tf_mp import importer
+from tf_mp import idx, importer
 from tf_mp.datasets import DataError
 from tf_mp.preparation import prepare
 
@@ -91,3 +96,16 @@ def test_a_download_that_stalls_is_ended(host, monkeypatch):
         for _ in session.get(host, stream=True).iter_content(10):
             pass
     assert time.monotonic() - start < 2.5
+
+
+def test_the_importer_ends_when_the_process_that_started_it_is_gone(tmp_path):
+    files, stage = tmp_path / "files", tmp_path / "stage"
+    files.mkdir(), stage.mkdir()
+    split = (np.zeros((50, 28, 28), np.uint8), np.zeros(50, np.uint8))
+    idx.write_folder(files, {"train": split, "test": split})
+    task = json.dumps({"name": "orphan", "stage": str(stage), "idx_dir": str(files)})
+    command = [sys.executable, "-m", "tf_mp.importer", task]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    child.stdin.close()
+    assert child.wait(30) == 1
+    assert not list(stage.glob("orphan/1.0.0"))

@@ -284,3 +284,9 @@ def test_a_plain_copy_has_the_settings_and_neither_wrapper_nor_state():
 def test_nothing_travels_on_one_device():
     assert timing.time_transfer("/device:CPU:0", "/device:CPU:0") == 0
     assert timing.time_transfer("/device:CPU:0", "/device:CPU:1", 1) >= 0
+
+
+def test_a_balance_within_the_noise_is_not_called_better():
+    assert plan._better(([1, 1], 0.99, 1.5), 10.0) is None
+    assert plan._better(([1, 1], 0.5, 1.5), 10.0) == plan.Better([1, 1], 5.0, 1.5)
+    assert plan._better(None, 10.0) is None

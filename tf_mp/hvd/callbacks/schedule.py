@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tf_mp import world
+from tf_mp import compat, world
 from tf_mp.hvd.basics import rank, size
 from tf_mp.hvd.live import LiveFloat
 
@@ -197,5 +197,6 @@ def _live_momentum(model: keras.Model) -> LiveFloat | None:
         return None
     if not isinstance(momentum, LiveFloat):
         optimizer.momentum = momentum = LiveFloat(momentum)
-        model.make_train_function(force=True)
+        if compat.is_built(model):  # an earlier fit may have traced the plain number
+            model.make_train_function(force=True)
     return momentum

@@ -1,0 +1,92 @@
+"""The schedule is enforced by the graph that ran, and every operation of it has its stage."""
+
+import itertools
+
+import keras
+import pytest
+import test_transparency
+import tensorflow as tf
+import zoo
+
+import tf_mp
+from tf_mp import ordering, schedule, stage
+from tf_mp.table import Action
+
+
+def proof_of(name, stages, micro_batches, rule, recompute=False):
+    case = zoo.case(name, batch=8)
+    _, model = test_transparency.split(
+        case, stages, micro_batches, rule, recompute, optimizer=keras.optimizers.Adam()
+    )
+    return tf_mp.verify_placement(model, (case.x, case.y))
+
+
+def assert_obeys(proof, stages, micro_batches, rule):
+    order = ordering.order_of(proof, loose_ends=True)
+    table = schedule.build(rule, stages, micro_batches)
+    assert set(order.steps) == {a for row in table.by_device for a in row}
+    for row in table.by_device:
+        for first, second in itertools.combinations(row, 2):
+            assert order.before(first, second), order.blame(first, second)[:5]
+    for k in range(stages):
+        most = 0
+        row = [a for a in table.by_device[k]]
+        for place in range(len(row)):
+            kinds = [a.kind for a in row[: place + 1]]
+            most = max(most, kinds.count("forward") - kinds.count("backward"))
+        assert most <= (min(micro_batches, stages - k) if rule == "1f1b" else micro_batches)
+    return order
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "micro_batches", "rule", "recompute"),
+    [
+        ("mnist_cnn", 2, 4, "1f1b", False),
+        ("transformer", 3, 4, "gpipe", False),
+        ("two_in_two_out", 2, 3, "1f1b", False),
+        ("unet", 3, 4, "1f1b", True),
+    ],
+)
+def test_actions_of_a_stage_are_ordered_and_nothing_strays(
+    name, stages, micro_batches, rule, recompute
+):
+    proof = proof_of(name, stages, micro_batches, rule, recompute)
+    proof.raise_for_strays()
+    assert proof.ok
+    order = assert_obeys(proof, stages, micro_batches, rule)
+    # Micro-batches overlap: the first stage may begin the next while the last has this one.
+    last = Action(stages - 1, 0, "forward")
+    assert order.independent(Action(0, 1, "forward"), last)
+
+
+def test_stages_with_loops_keep_their_work_on_their_device():
+    proof = proof_of("lstm", 2, 2, "1f1b")
+    proof.raise_for_strays()
+
+
+def test_without_the_tokens_the_order_is_lost(monkeypatch):
+    monkeypatch.setattr(stage, "gate", lambda tensors, token: list(tensors))
+    monkeypatch.setattr("tf_mp.backward.gate", lambda tensors, token: list(tensors))
+    proof = proof_of("mnist_cnn", 2, 3, "gpipe")
+    with pytest.raises(AssertionError):
+        assert_obeys(proof, 2, 3, "gpipe")
+
+
+def test_a_stage_on_the_wrong_device_is_a_stray(monkeypatch):
+    real = stage.Stage._on_device
+
+    def wrong(self, body):
+        with_wrong = real(self, body)
+        if self.index == 0:
+            return with_wrong
+
+        def placed(*args):
+            with tf.device("/device:CPU:0"):
+                return body(*args)
+
+        return placed
+
+    monkeypatch.setattr(stage.Stage, "_on_device", wrong)
+    proof = proof_of("mnist_cnn", 2, 2, "1f1b")
+    assert not proof.ok
+    assert {"dense", "logits"} <= {stray.layer for stray in proof.strays}
