@@ -16,7 +16,7 @@ FROM ${BASE} AS build
 ARG DEVICE=cpu
 ENV DEBIAN_FRONTEND=noninteractive VENV=/opt/tf_mp/.venv DEVICE=${DEVICE} XDG_CACHE_HOME=/tmp/cache
 RUN apt-get update -qq \
-    && apt-get install -y -qq --no-install-recommends ca-certificates g++ make python3 python3-venv \
+    && apt-get install -y -qq --no-install-recommends ca-certificates g++ make python3 python3-venv >/dev/null \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/tf_mp
 # the packages and Horovod in a layer of their own: a change of the code does not compile it again
@@ -29,7 +29,7 @@ RUN bash scripts/bootstrap.sh && rm -rf /tmp/cache /root/.cache
 # Fashion-MNIST comes as a Debian package; any other set is fetched by TFDS (DATASET=mnist)
 ARG DATASET=fashion_mnist
 RUN if [ "$DATASET" = fashion_mnist ]; then \
-        apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist \
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist >/dev/null \
         && IDX="--idx /usr/share/datasets/fashion-mnist"; \
     fi; \
     .venv/bin/python -m tf_mp data --dataset "$DATASET" --data-dir /opt/tf_mp/data ${IDX:-}
@@ -40,7 +40,7 @@ FROM ${BASE}
 ARG DEVICE=cpu
 ARG DATASET=fashion_mnist
 RUN apt-get update -qq \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3 python3-venv \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3 python3-venv >/dev/null \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home tf_mp
 COPY --from=build /opt/tf_mp /opt/tf_mp

@@ -41,6 +41,7 @@ main() {
   choose_data
   local run=$RUNS_DIR/train
   mkdir -p "$run"
+  [ -d "$run/checkpoints" ] || rm -rf "$run/logs"
   launch_ranks "$RANKS" python scripts/train.py --dataset "$DATASET" --data-dir "$DATA_DIR" \
     --steps 600 --batch-size 100 --checkpoint-dir "$run/checkpoints" --log-dir "$run/logs" \
     --summary "$run/summary.json" "${more[@]}"

@@ -75,9 +75,8 @@ def doctor(options: argparse.Namespace) -> int:
     if options.run_smoke_test:
         checks.append(smoke.check(wanted))
     wrong = any(check.required and not check.ok for check in checks)
-    if options.json:
-        _print_json({"ok": not wrong, "checks": [vars(check) for check in checks]})
-    else:
+    found = {"ok": not wrong, "checks": [vars(check) for check in checks]}
+    if _wants_tables(options, found):
         report.check_table(checks, report.console())
     return int(wrong)
 
@@ -93,9 +92,7 @@ def plan(options: argparse.Namespace) -> int:
         found = plans.plan(pipeline_of(model), options.batch_size)
     if not world.current().is_root:
         return 0
-    if options.json:
-        _print_json(found.to_json())
-    else:
+    if _wants_tables(options, found.to_json()):
         report.plan_tables(found, report.console())
     if options.png:
         pictures.draw_plan(found, options.png)
@@ -123,9 +120,7 @@ def verify(options: argparse.Namespace) -> int:
         asked = proofs["the usual idiom" if options.usual_idiom else "tf_mp"]
         everywhere = world.exchange(asked.ok, what="the proof")
     if world.current().is_root:
-        if options.json:
-            _print_json(asked.to_json())
-        else:
+        if _wants_tables(options, asked.to_json()):
             report.proof_tables(asked, report.console(), title=pipeline.graph.model.name)
         if options.png:
             pictures.draw_placement(list(proofs.items()), options.png)
@@ -151,9 +146,7 @@ def timeline(options: argparse.Namespace) -> int:
     if options.png:
         pictures.draw_timeline(found, predicted, _of_rank(options.png, rank))
     if world.current().is_root:
-        if options.json:
-            _print_json(found.to_json(predicted))
-        else:
+        if _wants_tables(options, found.to_json(predicted)):
             report.timeline_tables(found, predicted, report.console())
     return 1 if found.disorder() else 0
 
@@ -178,7 +171,7 @@ def _add_doctor(commands: Any) -> None:
     options.add_argument("--stages", type=int, default=2, help="stages of the job in mind")
     options.add_argument("--ranks", type=int, default=2, help="ranks on this host")
     options.add_argument("--data-dir", metavar="DIR", help="the folder of all data sets")
-    options.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    request.add_json_option(options)
     options.add_argument(
         "--run",
         dest="run_smoke_test",
@@ -191,9 +184,16 @@ def _add_doctor(commands: Any) -> None:
 @contextlib.contextmanager
 def _only_json(options: argparse.Namespace) -> Iterator[None]:
     """Keeps what others print out of the JSON: it goes to the error stream."""
-    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+    mixed = options.json == "-"
+    with contextlib.redirect_stdout(sys.stderr) if mixed else contextlib.nullcontext():
         yield
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, default=str))
+def _wants_tables(options: argparse.Namespace, found: dict[str, Any]) -> bool:
+    """Writes the JSON where it was asked for; whether tables are to be printed."""
+    text = json.dumps(found, indent=2, default=str)
+    if options.json == "-":
+        print(text)
+    elif options.json:
+        Path(options.json).write_text(text + "\n")
+    return bool(options.json != "-")

@@ -201,8 +201,13 @@ def build_outside(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -
     """Builds an optimizer outside of the function that is being traced.
 
     `ScheduleFreeAdamW` copies the weights while it is built: traced, that would repeat each step.
+    Weights made in this very trace have no values yet; there it is built as Keras does.
     """
     with tf.init_scope():
+        ready = [tf.raw_ops.VarIsInitializedOp(resource=v.handle) for v in variables]
+        if tf.reduce_all(ready):
+            optimizer.build(variables)
+    if not optimizer.built:
         optimizer.build(variables)
 
 

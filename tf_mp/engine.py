@@ -39,10 +39,12 @@ class Batch:
         if tensor is None or len(self.sizes) == 1:
             return [tensor] * len(self.sizes)
         with tf.device(HOST), tf.name_scope("input/"):
-            parts = zip(self.offsets, self.sizes, strict=True)
-            return [
-                tf.nest.map_structure(lambda t, a=a, n=n: t[a : a + n], tensor) for a, n in parts
-            ]
+            return self.cut(tensor)
+
+    def cut(self, tensor: Any) -> list[Any]:
+        """The micro-batches of a (local_batch, ...) tensor or structure, where it is."""
+        parts = zip(self.offsets, self.sizes, strict=True)
+        return [tf.nest.map_structure(lambda t, a=a, n=n: t[a : a + n], tensor) for a, n in parts]
 
 
 class Engine:

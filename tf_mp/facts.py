@@ -1,4 +1,4 @@
-"""What this machine is like, as `tf-mp doctor` needs to know it; nothing here imports TensorFlow."""
+"""What this machine is like, as `tf-mp doctor` asks; nothing here imports TensorFlow."""
 
 import dataclasses
 import importlib.util

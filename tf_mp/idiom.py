@@ -1,9 +1,9 @@
 """The usual idiom: a plain Keras model with `tf.device` scopes, and where it really computes.
 
 Every tutorial shows layers made inside ``with tf.device(...)``. That places their variables, and
-nothing else: Keras calls the layers later, without the opnames. Here the same proof is taken of such
-a model as of ours. Each layer is called inside the name scope of the stage that it was written for,
-so that the names of its operations tell where its author wanted them.
+nothing else: Keras calls the layers later, without the scopes. Here the same proof is taken of
+such a model as of ours. Each layer is called inside the name scope of the stage that it was
+written for, so that the names of its operations tell where its author wanted them.
 """
 
 import contextlib

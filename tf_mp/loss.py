@@ -170,7 +170,7 @@ def _rest(shape: Sequence[int | None]) -> list[int]:
 
 
 def denominators(
-    entry: OutputLoss, sizes: Sequence[int], mask: Any, slices: Callable[[Any], list[Any]]
+    entry: OutputLoss, sizes: Sequence[int], mask: Any, cut: Callable[[Any], list[Any]]
 ) -> list[Any]:
     """What the loss divides by in each micro-batch; a plain number where no tensor decides it.
 
@@ -179,7 +179,7 @@ def denominators(
         sizes: Samples of each micro-batch.
         mask: Mask of the output over the whole local batch, (local_batch, ...), or None. For a
             loss that masks entries itself, that mask is included.
-        slices: Cuts a (local_batch, ...) tensor into the micro-batches.
+        cut: Cuts a (local_batch, ...) tensor into the micro-batches.
 
     Returns:
         For each micro-batch a number or a scalar float32 tensor; None for `sum`.
@@ -190,8 +190,8 @@ def denominators(
     weighted = reduction == "mean_with_sample_weight"
     weights = [None] * len(sizes)
     if weighted and entry.sample_weight is not None:
-        weights = slices(entry.sample_weight)
-    masks = [None] * len(sizes) if mask is None else slices(mask)
+        weights = cut(entry.sample_weight)
+    masks = [None] * len(sizes) if mask is None else cut(mask)
     found = []
     for size, weight, valid in zip(sizes, weights, masks, strict=True):
         if weight is None and valid is None:

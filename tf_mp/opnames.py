@@ -3,7 +3,7 @@
 The pipeline opens a name scope for each action (``stage_0/forward_2``, ``stage_1/update``, ...).
 TensorFlow keeps it in the name of every operation made there, also after it has inlined functions,
 taken gradients and optimised the graph; then more words stand before and after. The outermost
-scope decides: ``stage_1/backward_0/gradient_tape/stage_1/forward_0/MatMul`` is a backward operation.
+scope decides: ``stage_1/backward_0/gradient_tape/stage_1/forward_0/MatMul`` belongs to a backward.
 """
 
 import re

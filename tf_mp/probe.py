@@ -21,7 +21,7 @@ def run_step(model: Any, batch: tuple[Any, ...], *, step: str = "train") -> runs
 
     Args:
         model: a compiled Keras model.
-        batch: ``(x, y)`` or ``(x, y, sample_weight)`` as arrays; the first axis is the local batch.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)`` as arrays, (local_batch, ...) each.
         step: "train", "test" or "predict".
     """
     with unchanged(model, batch[0]):

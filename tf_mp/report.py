@@ -1,4 +1,4 @@
-"""Tables for people: 80 columns, no colour when not on a terminal. Pictures are in `pictures.py`."""
+"""Tables for people: 80 columns, no colour outside a terminal. Pictures are in `pictures.py`."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "add_json_option",
     "add_model_options",
     "builder",
     "compile_if_needed",
@@ -41,8 +42,19 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--batch-size", type=_positive, default=32, help="samples of a rank (default: %(default)s)"
     )
-    add("--json", action="store_true", help="print JSON and nothing else")
+    add_json_option(parser)
     add("--png", type=Path, metavar="FILE", help="also draw a picture into FILE")
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json`, which takes a file where a launcher mixes the output of the ranks."""
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print JSON and nothing else, or write it into FILE beside the tables",
+    )
 
 
 def builder(name: str) -> Callable[[], Any] | Any:

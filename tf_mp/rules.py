@@ -164,7 +164,8 @@ def _inherited(
 ) -> opnames.Action | None:
     """The action of an operation without a stage scope: that of its inputs if they agree.
 
-    Constants do not count, as equal ones of several stages are merged into one, and scalars not as long as there is something larger: a learning rate is everybody's.
+    Constants do not count, as equal ones of several stages are merged into one. Scalars do not
+    count as long as there is something larger: a learning rate is everybody's.
     """
     if op.variable:
         stage = guess.stage_of_device(op.device)

@@ -1,9 +1,9 @@
 """What TensorFlow ran: the partitioned graphs of a step, read from its run metadata.
 
-TensorFlow splits the optimised graph of a function into one graph a device and runs these. They are
-the only place where the device of every operation can be read: the traced graph holds requests.
-TensorFlow exports them when a function is instantiated, so `record` needs a function that has not
-run before. Bodies of functions that were not inlined are missing; `Op.calls` names them.
+TensorFlow splits the optimised graph of a function into one graph a device and runs these. They
+are the only place where the device of every operation can be read: the traced graph holds
+requests. They are exported when a function is instantiated, so `record` needs a function that has
+not run before. Bodies of functions that were not inlined are missing; `Op.calls` names them.
 """
 
 import dataclasses

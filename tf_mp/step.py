@@ -165,11 +165,11 @@ class _Train:
             for entry in self.losses
         ]
         masks = self._masks(masked) if any(masked) else [None] * len(masked)
-        batch = self.engine.batch
-        return [
-            losses_of.denominators(entry, batch.sizes, mask, batch.slices)
-            for entry, mask in zip(self.losses, masks, strict=True)
-        ]
+        batch, found = self.engine.batch, []
+        for entry, key, mask in zip(self.losses, self.keys, masks, strict=True):
+            with self.engine.place(self.pipeline.stages[self.pipeline.home_of(key)], "loss"):
+                found.append(losses_of.denominators(entry, batch.sizes, mask, batch.cut))
+        return found
 
     def _masks(self, masked: Sequence[bool]) -> list[Any]:
         """The masks of the outputs over the local batch, before the first micro-batch.
@@ -202,7 +202,8 @@ class _Train:
     def _scales(self, counts: list[list[Any]]) -> tuple[list[list[Any]], list[Any]]:
         """The factor of each loss's gradient in each micro-batch, and of `add_loss`'s."""
         sizes = self.engine.batch.sizes
-        locals_: list[Any] = [sum(row) if row[0] is not None else 1.0 for row in counts]
+        with self.engine.place(self.pipeline.stages[-1], "loss"):
+            locals_: list[Any] = [sum(row) if row[0] is not None else 1.0 for row in counts]
         totals = self._over_ranks([*locals_, float(sum(sizes))])
         with self.engine.place(self.pipeline.stages[-1], "loss"):
             loss_scale = self.optimizer.scale_loss(tf.ones([], tf.float32))
@@ -230,7 +231,7 @@ class _Train:
             return locals_
         from tf_mp import hvd
 
-        with tf.device(self.pipeline.stages[-1].device), tf.name_scope("ranks/"):
+        with self.engine.place(self.pipeline.stages[-1], "reduce"):
             packed = tf.stack([tf.cast(value, tf.float32) for value in locals_])
             name = f"tf_mp/{self.pipeline.tag}/denominators"
             return tf.unstack(hvd.allreduce(packed, op=hvd.Sum, name=name), num=len(locals_))

@@ -1,4 +1,4 @@
-"""A timeline as a trace that Perfetto and chrome://tracing open, with Horovod's own merged in."""
+"""What is written of a timeline: a trace for Perfetto, JSON, a picture, TensorBoard's graph."""
 
 import json
 import os
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tf_mp.placement import Proof
 from tf_mp.simulate import Simulation
 from tf_mp.timeline import Timeline
 
-__all__ = ["trace_events", "write"]
+__all__ = ["record", "trace_events", "write", "write_graph"]
 
 _PLANNED = 1000  # thread numbers of the planned rows, above those of the measured ones
 
@@ -31,6 +32,52 @@ def write(
     events = list(trace_events(timeline, planned, rank))
     events += _horovod_events(rank)
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def record(model: Any, batch: tuple[Any, ...], folder: str | Path, *, steps: int = 5) -> Timeline:
+    """Measures some steps of a split model and writes what they show into a folder.
+
+    Each rank writes `timeline-rank<r>` with the suffixes `.trace.json` (for Perfetto),
+    `.json` and `.png`, and the graph with its devices for TensorBoard. The model stays as it was.
+
+    Args:
+        model: a compiled model that went through `tf_mp.parallelize`.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)`` as arrays of one local batch.
+        folder: where to write; it is made if it is not there.
+        steps: how many steps to measure.
+    """
+    from tf_mp import pictures, placement, simulate, timeline, world
+
+    rank = world.current().rank
+    base = Path(folder) / f"timeline-rank{rank}"
+    base.parent.mkdir(parents=True, exist_ok=True)
+    found = timeline.measure(model, batch, steps=steps)
+    planned = simulate.simulate(
+        found.schedule,
+        found.stage_ms("forward"),
+        backward_ms=found.stage_ms("backward"),
+        update_ms=found.stage_ms("optimizer"),
+    )
+    write(found, planned, base.with_suffix(".trace.json"), rank=rank)
+    base.with_suffix(".json").write_text(json.dumps(found.to_json(planned), indent=1) + "\n")
+    pictures.draw_timeline(found, planned, base.with_suffix(".png"))
+    write_graph(placement.verify_placement(model, batch), base.parent)
+    return found
+
+
+def write_graph(proof: Proof, log_dir: str | Path) -> None:
+    """Writes the graph that ran for TensorBoard's Graphs page, which can colour it by device."""
+    import tensorflow as tf
+
+    ops = proof.run.ops
+    names = [f"{op.name}_{op.index}" if "/" not in op.name else op.name for op in ops]
+    graph = tf.compat.v1.GraphDef()
+    for op, name in zip(ops, names, strict=True):
+        node = graph.node.add(name=name, op=op.type, device=op.device)
+        node.input.extend(names[i] for i in op.inputs)
+        node.input.extend(f"^{names[i]}" for i in op.controls)
+    with tf.summary.create_file_writer(str(log_dir)).as_default():
+        tf.summary.graph(graph)
 
 
 def trace_events(

@@ -61,9 +61,23 @@ fetch_horovod_source() {
     --no-binary horovod --no-build-isolation --dest "$1" "horovod==$HOROVOD"
 }
 
-# Where the NCCL wheel lies that TensorFlow's and-cuda extra brought
+# CUDA 13 no longer compiles for architecture 70.
+cuda_architectures() {
+  case $(cuda_version) in
+    1[0-2].*) printf '70,80,90' ;;
+    *) printf '80,90' ;;
+  esac
+}
+
+# nccl_home FOLDER: the NCCL wheel of TensorFlow's and-cuda extra, as the compiler wants to find it:
+# the wheel has no libnccl.so, only libnccl.so.2
 nccl_home() {
-  "$VENV/bin/python" -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null || true
+  local wheel
+  wheel=$("$VENV/bin/python" -c 'import nvidia.nccl as n; print(list(n.__path__)[0])')
+  mkdir -p "$1/nccl/lib"
+  ln -sfn "$wheel/include" "$1/nccl/include"
+  ln -sf "$wheel/lib/libnccl.so.2" "$1/nccl/lib/libnccl.so"
+  printf '%s/nccl' "$1"
 }
 
 compile_horovod() {
@@ -71,8 +85,8 @@ compile_horovod() {
   local settings=(HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
     HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 "MAKEFLAGS=-j$(build_jobs)" TF_CPP_MIN_LOG_LEVEL=3)
   if [ -n "$(cuda_version)" ]; then
-    settings+=(HOROVOD_GPU_OPERATIONS=NCCL "HOROVOD_NCCL_HOME=$(nccl_home)"
-      "HOROVOD_BUILD_CUDA_CC_LIST=${CUDA_CC_LIST:-70,80,90}")
+    settings+=(HOROVOD_GPU_OPERATIONS=NCCL "HOROVOD_NCCL_HOME=$(nccl_home "$folder")"
+      HOROVOD_NCCL_LINK=SHARED "HOROVOD_BUILD_CUDA_CC_LIST=${CUDA_CC_LIST:-$(cuda_architectures)}")
   fi
   env -u MAKELEVEL -u MFLAGS PATH="$VENV/bin:$PATH" "${settings[@]}" \
     "$VENV/bin/python" -m pip wheel --verbose --disable-pip-version-check --no-input --no-cache-dir \

@@ -15,6 +15,12 @@ CORRECTIONS = (
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")',
         "",
     ),
+    # With NCCL the library finds it in the wheel that lies beside it in site-packages.
+    (
+        "horovod/tensorflow/CMakeLists.txt",
+        'PROPERTIES OUTPUT_NAME "mpi_lib")',
+        'PROPERTIES OUTPUT_NAME "mpi_lib" BUILD_RPATH "\\$ORIGIN/../../nvidia/nccl/lib")',
+    ),
     # TensorFlow no longer exports AsGpuStreamValue: with CUDA the library compiles and then
     # fails to load with an undefined symbol. The CUDA stream is still to be had from the stream.
     (

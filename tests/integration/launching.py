@@ -55,7 +55,7 @@ class Run:
     def code(self):
         return self.process.returncode
 
-    def wait(self, seconds=300):
+    def wait(self, seconds=600):
         """Waits for the end and returns the exit code; a run that hangs is an error."""
         try:
             return self.process.wait(seconds)

@@ -33,7 +33,7 @@ def test_a_failure_on_one_rank_ends_both_with_its_cause(folder):
     mine = folder / f"broken{world.current().rank}"
     if world.current().rank == 1:
         mine.write_text("a file where the data folder should be")
-    with pytest.raises(data.DataError, match=r"^Rank 1: Cannot write to the data folder .*broken1"):
+    with pytest.raises(data.DataError, match=r"^Rank 1: Cannot write to the data.*broken1"):
         data.prepare("unranked", mine, folder, world=world.current())
 
 

@@ -70,7 +70,7 @@ def test_without_averaging_the_ranks_drift_apart():
 
 def test_an_optimizer_for_each_part_of_the_network_is_averaged():
     def make():
-        special = {"hidden/.*": keras.optimizers.Adam(0.01)}
+        special = {".*hidden/.*": keras.optimizers.Adam(0.01)}
         chosen = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), special)
         return keras.optimizers.MultiOptimizer(chosen)
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+import tf_mp
 from tf_mp import checkpoint
 from tf_mp.checkpoint import CheckpointCallback, Checkpoints
 
@@ -151,3 +152,28 @@ def test_the_callback_saves_every_few_steps_and_at_the_end_and_counts_on_after_a
     assert sorted(int(path.name[-1]) for path in tmp_path.iterdir()) == [2, 4, 5, 6, 7]
     with pytest.raises(ValueError, match="at least 1 step"):
         CheckpointCallback(tmp_path, 0)
+
+
+def split(balance, micro_batches):
+    """The same layers in other stages; no dropout, whose masks depend on the micro-batches."""
+    keras.utils.set_random_seed(len(balance))
+    layers = [keras.layers.Dense(7, "tanh", name=f"dense_{i}") for i in range(3)]
+    net = keras.Sequential([keras.Input((6,)), *layers])
+    net = tf_mp.parallelize(net, cuts=balance, micro_batches=micro_batches)
+    net.compile(keras.optimizers.Adam(0.01), "mse")
+    return net
+
+
+def test_a_checkpoint_goes_on_in_other_stages_and_micro_batches(tmp_path):
+    def losses(net, steps):
+        return [float(net.train_on_batch(IMAGES[:8], IMAGES[8:16, :1])) for _ in range(steps)]
+
+    first = split([2, 1], 4)
+    losses(first, 3)
+    Checkpoints(tmp_path).save(first, 3)
+    first.reset_metrics()
+    expected = losses(first, 5)
+    for balance, micro_batches in [([1, 1, 1], 3), ([3], 4)]:
+        other = split(balance, micro_batches)
+        assert Checkpoints(tmp_path).restore(other)["step"] == 3
+        np.testing.assert_allclose(losses(other, 5), expected, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""`tf-mp` answers with the right exit status, JSON that is JSON, and one sentence for bad input."""
+"""`tf-mp` answers with the right exit status, with JSON, and one sentence for bad input."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from tf_mp import cli
 
-TINY = '''
+TINY = """
 import keras, tensorflow as tf
 
 def model(devices=("/device:CPU:0", "/device:CPU:1")):
@@ -23,7 +23,7 @@ def broken():
     raise ValueError("no such thing")
 
 number = 3
-'''
+"""
 
 
 @pytest.fixture
@@ -116,7 +116,13 @@ def test_bad_input_is_one_line_and_status_2(tiny, capsys, monkeypatch, arguments
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["prove"], ["verify", "--stages", "0"], ["verify", "--micro-batches", "two"], ["plan", "-x"]],
+    [
+        [],
+        ["prove"],
+        ["verify", "--stages", "0"],
+        ["verify", "--micro-batches", "two"],
+        ["plan", "-x"],
+    ],
 )
 def test_bad_options_are_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -87,3 +87,25 @@ def test_a_subclassed_model_is_recorded_by_calling_it():
     model.branch = True
     with pytest.raises(ValueError, match="differ between training"):
         compat.subclassed(model, keras.Input((3,)))
+
+
+def test_the_graphs_that_ran_are_exported():
+    with compat.run_metadata() as export:
+        tf.function(lambda x: tf.linalg.matmul(x, x))(tf.ones([3, 3]))
+        found = export().function_graphs
+    nodes = [n for g in found for p in g.partition_graphs for n in p.node]
+    assert any("MatMul" in node.op and node.device.endswith("CPU:0") for node in nodes)
+    assert any(graph.post_optimization_graph.node for graph in found)
+
+
+def test_the_profilers_files_can_be_read(tmp_path):
+    function = tf.function(lambda x: tf.linalg.matmul(x, x, name="product"))
+    function(tf.ones([3, 3]))
+    with tf.profiler.experimental.Profile(str(tmp_path)):
+        with tf.profiler.experimental.Trace("a_step", step_num=0):
+            function(tf.ones([3, 3]))
+    [file] = tmp_path.glob("plugins/profile/*/*.xplane.pb")
+    events = {event.name: event for event in compat.profiler_events(str(file))}
+    [product] = [e for name, e in events.items() if name.startswith("product:")]
+    step = events["a_step"]
+    assert step.start_ns <= product.start_ns < product.end_ns <= step.end_ns

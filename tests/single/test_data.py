@@ -1,4 +1,4 @@
-"""Every world size sees the same global batches; nothing is lost, and a run resumes at any step."""
+"""Every world size sees the same global batches; nothing is lost; a run resumes at any step."""
 
 import warnings
 from types import SimpleNamespace
@@ -132,7 +132,7 @@ def test_what_is_left_over_is_said_once_by_the_root_rank(data_dir, capsys):
 
 
 def test_a_set_that_is_not_prepared_is_an_error_that_says_the_command(tmp_path):
-    with pytest.raises(data.DataError, match=f"tf-mp data --dataset numbered --data-dir {tmp_path}"):
+    with pytest.raises(data.DataError, match=f"--dataset numbered --data-dir {tmp_path}"):
         load(tmp_path)
 
 

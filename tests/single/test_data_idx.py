@@ -1,4 +1,4 @@
-"""IDX files are read exactly, plain or gzipped, and a broken one is never taken for a shorter one."""
+"""IDX files are read exactly, plain or gzipped, and a broken one is no shorter one."""
 
 import gzip
 

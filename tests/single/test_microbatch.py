@@ -96,8 +96,7 @@ def whole(values, valid, weights, reduction):
 
 
 @pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
-@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("micro_batches", "world_size"), [(1, 1), (4, 1), (1, 2), (3, 2), (7, 2)])
 def test_weighted_micro_batches_equal_the_whole_batch(reduction, micro_batches, world_size):
     draw = random.Random(micro_batches)
     values = [draw.random() for _ in range(23)]
@@ -132,7 +131,7 @@ def test_weighted_micro_batches_equal_the_whole_batch(reduction, micro_batches, 
     assert reduced(1) == pytest.approx(expected, rel=1e-12)
     assert reduced(world_size) == pytest.approx(expected, rel=1e-12)
     plain_mean = sum(losses) / len(losses)
-    if micro_batches * world_size in (3, 4, 6, 7) and reduction != "sum":
+    if micro_batches * world_size in (4, 6) and reduction != "sum":
         assert plain_mean != pytest.approx(expected, rel=1e-3)  # why the weights are there
 
 

@@ -211,7 +211,7 @@ def drawn_case(seed):
 def brute_force(
     operations, num_stages, *, speeds, in_flight, state_copies, transfer_ms_per_byte, max_bytes
 ):
-    """All cuts, judged by plain sums: (slowest, bytes crossing, boundaries) of the best, or None."""
+    """All cuts by plain sums: (slowest, bytes crossing, boundaries) of the best, or None."""
     limits = max_bytes if isinstance(max_bytes, list) else [max_bytes] * num_stages
     best = None
     for boundaries in itertools.combinations(range(1, len(operations)), num_stages - 1):

@@ -79,7 +79,9 @@ def test_every_operation_of_a_split_model_is_on_its_stages_device(batch):
 
 def test_only_boundary_tensors_labels_and_scalars_cross(batch):
     proof = tf_mp.verify_placement(split(), batch)
-    crossed = [(t.kind, t.num_bytes) for t in proof.transfers if t.kind not in ("scalar", "control")]
+    crossed = [
+        (t.kind, t.num_bytes) for t in proof.transfers if t.kind not in ("scalar", "control")
+    ]
     boundary = [("activation", 4 * 16 * 4)] * 3 + [("gradient", 4 * 16 * 4)] * 3
     assert sorted(c for c in crossed if c[0] != "data") == sorted(boundary)
     assert all(t.sender == HOME[0] for t in proof.transfers if t.kind == "data")

@@ -42,7 +42,16 @@ def made_plan():
     table = schedule.build("1f1b", 2, 4)
     stages = tuple(
         plan.StagePlan(
-            k, DEVICES[k], ("a", "b"), 1_000_000, 2.0, 4.0, 1.0, StageBytes(1, 2, 3, 4, 5), 7, False
+            k,
+            DEVICES[k],
+            ("a", "b"),
+            1_000_000,
+            2.0,
+            4.0,
+            1.0,
+            StageBytes(1, 2, 3, 4, 5),
+            7,
+            False,
         )
         for k in range(2)
     )

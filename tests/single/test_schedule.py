@@ -8,7 +8,7 @@ SHAPES = [(n, m) for n in range(1, 6) for m in range(1, 9)]
 
 
 def drawn(schedule, **ticks):
-    """One row a device: `2` is the forward of micro-batch 2, `[2]` its backward, `.` is waiting."""
+    """One row a device: `2` is the forward of micro-batch 2, `[2]` its backward, `.` a wait."""
     shown = {"forward": "{}", "backward": "[{}]"}
     return [
         " ".join("." if a is None else shown[a.kind].format(a.micro_batch) for a in row)
@@ -78,11 +78,10 @@ def test_grid_draws_unequal_stages():
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), SHAPES)
-def test_total_order_keeps_dependencies_and_the_order_of_each_device(
-    name, num_stages, num_micro_batches
-):
-    for devices in (None, [k % 2 for k in range(num_stages)], [0] * num_stages):
+@pytest.mark.parametrize("num_devices", [1, 2, 5])
+def test_total_order_keeps_dependencies_and_the_order_of_each_device(name, num_devices):
+    for num_stages, num_micro_batches in SHAPES:
+        devices = [k % num_devices for k in range(num_stages)]
         schedule = build(name, num_stages, num_micro_batches, stage_devices=devices)
         order = schedule.total_order()
         assert len(order) == len(set(order)) == 2 * num_stages * num_micro_batches
@@ -100,20 +99,18 @@ def test_total_order_keeps_dependencies_and_the_order_of_each_device(
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), SHAPES)
-def test_gradients_are_summed_in_one_order_under_every_schedule(
-    name, num_stages, num_micro_batches
-):
-    order = build(name, num_stages, num_micro_batches).total_order()
-    for stage in range(num_stages):
-        backwards = [a.micro_batch for a in order if a.stage == stage and a.kind == "backward"]
-        assert backwards == list(range(num_micro_batches))
+def test_gradients_are_summed_in_one_order_under_every_schedule(name):
+    for num_stages, num_micro_batches in SHAPES:
+        order = build(name, num_stages, num_micro_batches).total_order()
+        for stage in range(num_stages):
+            backwards = [a.micro_batch for a in order if a.stage == stage and a.kind == "backward"]
+            assert backwards == list(range(num_micro_batches))
 
 
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), SHAPES)
-def test_memory_in_flight_is_what_each_schedule_promises(num_stages, num_micro_batches):
-    n, m = num_stages, num_micro_batches
-    for devices in (None, [k % 2 for k in range(n)]):
+@pytest.mark.parametrize("num_devices", [2, 5])
+def test_memory_in_flight_is_what_each_schedule_promises(num_devices):
+    for n, m in SHAPES:
+        devices = [k % num_devices for k in range(n)]
         gpipe = build("gpipe", n, m, stage_devices=devices)
         assert [gpipe.in_flight_max(k) for k in range(n)] == [m] * n
         one = build("1f1b", n, m, stage_devices=devices)

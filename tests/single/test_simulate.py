@@ -15,19 +15,16 @@ SHAPES = [(n, m) for n in range(1, 6) for m in (1, 2, 3, 4, 8, 16)]
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), SHAPES)
-@pytest.mark.parametrize("backward", [1.0, 2.0, 2.5])
-def test_bubble_equals_the_published_formulas_for_equal_stages(
-    name, num_stages, num_micro_batches, backward
-):
-    n, m = num_stages, num_micro_batches
-    run = simulate(build(name, n, m), [1.0] * n, backward_ms=[backward] * n)
-    assert run.bubble == pytest.approx((n - 1) / (m + n - 1))
-    assert run.bubble == pytest.approx(bubble_fraction(n, m))
-    ideal = m * (1 + backward)
-    assert (run.step_ms - ideal) / ideal == pytest.approx(bubble_over_ideal(n, m))
-    assert run.step_ms == pytest.approx(pipeline_ms([1 + backward] * n, m))
-    assert run.utilisation == pytest.approx([m / (m + n - 1)] * n)
+@pytest.mark.parametrize("backward", [1.0, 2.5])
+def test_bubble_equals_the_published_formulas_for_equal_stages(name, backward):
+    for n, m in SHAPES:
+        run = simulate(build(name, n, m), [1.0] * n, backward_ms=[backward] * n)
+        assert run.bubble == pytest.approx((n - 1) / (m + n - 1))
+        assert run.bubble == pytest.approx(bubble_fraction(n, m))
+        ideal = m * (1 + backward)
+        assert (run.step_ms - ideal) / ideal == pytest.approx(bubble_over_ideal(n, m))
+        assert run.step_ms == pytest.approx(pipeline_ms([1 + backward] * n, m))
+        assert run.utilisation == pytest.approx([m / (m + n - 1)] * n)
 
 
 def test_published_examples():

@@ -77,6 +77,22 @@ def test_signals_go_back_to_who_had_them():
     assert [signal.getsignal(number) for number in stop._SIGNALS] == before
 
 
+def test_the_death_of_horovodruns_shell_counts_as_a_signal(monkeypatch):
+    """Under MPI it is a shell around mpirun that passes no signal on."""
+    monkeypatch.setattr(stop, "_shell_of_horovodrun", lambda: os.getpid())
+    grandparents = iter([os.getpid(), os.getpid(), 1])
+    monkeypatch.setattr(stop, "_grandparent", lambda: next(grandparents))
+    steps, error = fit(lambda model: None)
+    assert steps == 3
+    assert isinstance(error, SystemExit)
+    assert error.code == 143
+
+
+def test_no_shell_of_horovodrun_is_seen_where_there_is_none():
+    assert stop._grandparent() > 0
+    assert stop._shell_of_horovodrun() is None
+
+
 def test_data_of_unknown_length_are_refused_where_ranks_would_wait(monkeypatch):
     callback = stop.AgreedStop()
     callback.set_params({"steps": None})

@@ -80,7 +80,9 @@ def test_an_action_that_begins_too_early_is_named():
     planned, laid = as_planned()
     assert made(laid).disorder() == []
     late = next(s for s in laid if s.action == Action(0, 1, "backward"))
-    moved = [s if s is not late else Span(0, "backward", 1, DEVICES[0], 0.0, 1.0, 1.0) for s in laid]
+    moved = [
+        s if s is not late else Span(0, "backward", 1, DEVICES[0], 0.0, 1.0, 1.0) for s in laid
+    ]
     assert "stage_0/backward_1 began" in made(moved).disorder()[0]
 
 
@@ -177,7 +179,9 @@ def test_the_trace_holds_planned_and_measured_actions_and_horovods(tmp_path, mon
     trace.write(made(laid), planned, tmp_path / "t.json", rank=1)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert sorted(rows.values()) == sorted(f"{d} {w}" for d in DEVICES for w in ("measured", "planned"))
+    assert sorted(rows.values()) == sorted(
+        f"{d} {w}" for d in DEVICES for w in ("measured", "planned")
+    )
     actions = [e for e in events if e["ph"] == "X"]
     assert len(actions) == 2 * len(laid)
     assert {e["pid"] for e in actions} == {1}
