@@ -29,10 +29,12 @@ integration() { python -m pytest tests/integration; }
 # The same pytest on two ranks. The first failure ends both (-x): the other rank would wait for it
 # in a collective. They share no cache folder, and a stalled collective ends after two minutes.
 parallel() {
-  local code=0 log
+  local code=0 log color=no
+  [ ! -t 1 ] || color=yes    # a rank cannot tell: the launcher gives it a terminal
   RANK_LOGS=$(mktemp -d)
   export RANK_LOGS HOROVOD_STALL_CHECK_TIME_SECONDS=60 HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=120
-  launch_ranks 2 bash scripts/one_rank.sh python -m pytest -x -p no:cacheprovider tests/parallel || code=1
+  launch_ranks 2 bash scripts/one_rank.sh python -m pytest -x -p no:cacheprovider \
+    --color=$color tests/parallel || code=1
   for log in "$RANK_LOGS"/*.log; do
     [ -e "$log" ] || continue
     if [ $code = 0 ]; then

@@ -5,6 +5,7 @@ horovodrun -np 2 python scripts/train.py     two such processes that average the
 """
 
 import argparse
+import os
 import sys
 
 import tf_mp  # before keras: TensorFlow reads the oneDNN switch once
@@ -27,8 +28,9 @@ def parse(arguments=None):
         "the model on one device. Each local batch is cut into micro-batches, so that the stages "
         "work at the same time.",
     )
-    add = parser.add_argument
-    add("--dataset", default="mnist", metavar="NAME", help="TFDS name of a prepared set (mnist)")
+    add, positive, natural = parser.add_argument, at_least(1), at_least(0)
+    dataset = os.environ.get("TF_MP_DATASET", "mnist")
+    add("--dataset", default=dataset, metavar="NAME", help=f"TFDS name of a set ({dataset})")
     add("--data-dir", metavar="DIR", help="folder of the data sets (TFDS's own)")
     add("--batch-size", type=positive, default=100, metavar="N", help="images a rank (100)")
     add("--steps", type=positive, metavar="N", help="optimizer steps (20000 // ranks)")
@@ -38,8 +40,8 @@ def parse(arguments=None):
         "scopes")
     add("--micro-batches", type=positive, metavar="N", help="parts of a local batch (2 x stages)")
     add("--schedule", default="1f1b", choices=["1f1b", "gpipe"], help="order of the work (1f1b)")
-    add("--warmup-steps", type=int, default=0, metavar="N", help="steps to reach the rate (0)")
-    add("--seed", type=int, default=0, metavar="N", help="of weights, dropout and data (0)")
+    add("--warmup-steps", type=natural, default=0, metavar="N", help="steps to reach the rate (0)")
+    add("--seed", type=natural, default=0, metavar="N", help="of weights, dropout and data (0)")
     add("--checkpoint-dir", metavar="DIR", help="save here, and go on from what lies here")
     add("--checkpoint-every", type=positive, default=100, metavar="N", help="steps between (100)")
     add("--keep", type=positive, default=3, metavar="N", help="newest checkpoints to keep (3)")
@@ -49,12 +51,16 @@ def parse(arguments=None):
     return parser.parse_args(arguments)
 
 
-def positive(text):
-    """A whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, received {text}")
-    return number
+def at_least(least):
+    """A reader of whole numbers from `least` on."""
+
+    def whole_number(text):
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, received {text}")
+        return number
+
+    return whole_number
 
 
 def cuts(text):

@@ -19,7 +19,8 @@ assert len(tf.config.list_logical_devices("CPU")) == 4, tf.config.list_logical_d
 
 
 @pytest.fixture(autouse=True)
-def fresh_keras():
-    """Gives each test the same random numbers and the same names of layers."""
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(0)
+def fresh_keras(request):
+    """Gives each test that uses Keras the same random numbers and the same names of layers."""
+    if {"keras", "tf", "tf_mp", "reference"} & set(vars(request.module)):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(0)

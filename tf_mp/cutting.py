@@ -33,6 +33,7 @@ def resolve(
     stage_devices: Sequence[str | int] | None,
     measure: Callable[[Graph, int], list[balance.Operation]],
     max_bytes: Any = None,
+    in_flight: Callable[[int], list[int]] = lambda count: [1] * count,
 ) -> Cut:
     """Cuts a graph.
 
@@ -43,13 +44,16 @@ def resolve(
         stages: Number of stages, or None: as many as the cut says, else as there are devices.
         stage_devices: For each stage its device (a name, or an index into `devices.owned()`).
         measure: Measures the operations for `"auto"`: `measure(graph, stages)`.
-        max_bytes: Memory limit of each stage for `"auto"`, or None.
+        max_bytes: Memory limit of each stage for `"auto"`, in bytes, or None. Weights count
+            `STATE_COPIES` times.
+        in_flight: For a number of stages, the micro-batches that each keeps at once.
 
     Raises:
         ValueError: for a cut that is not possible; it says what would be.
     """
     owned = devices.owned()
-    kind, found, labels = _partition(graph, cuts, stages, len(owned), measure, max_bytes)
+    how = _How(measure, max_bytes, in_flight)
+    kind, found, labels = _partition(graph, cuts, stages, len(owned), how)
     count = len(found.stages)
     if stages is not None and count != stages:
         raise ValueError(
@@ -57,6 +61,28 @@ def resolve(
             "same number; leave one of the two out."
         )
     return Cut(kind, found, _devices(stage_devices, labels, count, owned))
+
+
+#: A weight, its gradient, and two slots (Adam): what a limit in bytes must hold of each weight.
+STATE_COPIES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """How the automatic cut measures, and what it must hold."""
+
+    measure: Callable[[Graph, int], list[balance.Operation]]
+    max_bytes: Any
+    in_flight: Callable[[int], list[int]]
+
+    def automatic(self, graph: Graph, count: int) -> partition.Partition:
+        return partition.automatic(
+            self.measure(graph, count),
+            count,
+            max_bytes=self.max_bytes,
+            in_flight=self.in_flight(count),
+            state_copies=STATE_COPIES,
+        )
 
 
 def as_operations(graph: Graph) -> list[balance.Operation]:
@@ -87,7 +113,7 @@ def _short(device: str | None) -> str | None:
 
 
 def _partition(
-    graph: Graph, cuts: Any, stages: int | None, num_owned: int, measure: Any, max_bytes: Any
+    graph: Graph, cuts: Any, stages: int | None, num_owned: int, how: "_How"
 ) -> tuple[str, partition.Partition, tuple[str, ...]]:
     names = as_operations(graph)
     seen = scopes_of(graph)
@@ -103,8 +129,7 @@ def _partition(
         count = stages or min(num_owned, len(names))
         if count == 1:
             return "auto", partition.Partition(len(names), ()), ()
-        costs = measure(graph, count)
-        return "auto", partition.automatic(costs, count, max_bytes=max_bytes), ()
+        return "auto", how.automatic(graph, count), ()
     if callable(cuts):
         return "function", scopes.by_function(graph.operations, cuts, inputs=feeds(graph)), ()
     if isinstance(cuts, Sequence) and not isinstance(cuts, str) and cuts:

@@ -213,10 +213,9 @@ def _disk(facts: Facts, wanted: Wanted) -> Check:
 
 
 def _data(facts: Facts, wanted: Wanted) -> Check:
-    found = ", ".join(facts.data_sets) or "no data set"
+    found = ", ".join(facts.data_sets) or f"none in {facts.data_dir}"
     fix = "tf-mp data --dataset mnist   (--idx DIR imports MNIST's files without the net)"
-    name = f"data in {facts.data_dir or 'the data folder'}"
-    return Check(name, bool(facts.data_sets), found, "one data set", fix, required=False)
+    return Check("data", bool(facts.data_sets), found, "one data set", fix, required=False)
 
 
 _CHECKS: tuple[Callable[[Facts, Wanted], Check], ...] = (

@@ -82,12 +82,13 @@ def heavy_counts(proof: Proof, stage: int, phase: str, *, here: bool) -> dict[st
 
 def check_table(checks: Iterable[Check], out: Console) -> None:
     """Prints the doctor's checks; what to do stands under each that is not as wanted."""
-    table = _table("", "found", "wanted")
-    table.columns[0].min_width = 20
+    table = _table("", "check", "found", "wanted")
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    table.columns[2].overflow = table.columns[3].overflow = "fold"
     problems = []
     for check in checks:
         mark = "ok" if check.ok else ("WRONG" if check.required else "note")
-        table.add_row(f"{mark:5} {check.name}", check.found, check.wanted)
+        table.add_row(mark, check.name, check.found, check.wanted)
         if not check.ok:
             problems.append(check)
     out.print(table)

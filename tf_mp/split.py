@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_mp import compat, cutting, pipeline, recording, schedule, step, update, world
+from tf_mp import compat, cutting, pipeline, recording, step, update, world
+from tf_mp import schedule as schedules
 from tf_mp.graph import Graph, trace
 from tf_mp.pipeline import Pipeline
 from tf_mp.stage import Stage
@@ -65,7 +66,12 @@ def parallelize(
         model = recording.build(model)
     _check_model(model)
     graph = trace(model, compat.subclassed(model, inputs) if inputs is not None else None)
-    cut = cutting.resolve(graph, cuts, stages, devices, _measure, max_bytes)
+
+    def in_flight(count: int) -> list[int]:
+        table = schedules.build(schedule, count, micro_batches or _default(count))
+        return [table.in_flight_max(k) for k in range(count)]
+
+    cut = cutting.resolve(graph, cuts, stages, devices, _measure, max_bytes, in_flight)
     plan = _plan(graph, cut, micro_batches, schedule, recompute)
     moved = pipeline.move(plan)
     optimizer = getattr(model, "optimizer", None)
@@ -85,11 +91,16 @@ def _measure(graph: Graph, stages: int) -> Any:
     return cost.for_partition(graph, stages)
 
 
+def _default(stages: int) -> int:
+    """Micro-batches where none are asked for."""
+    return 2 * stages if stages > 1 else 1
+
+
 def _check_counts(micro_batches: int | None, stages: int | None, name: str) -> None:
     for what, value in (("micro_batches", micro_batches), ("stages", stages)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"Received: {what}={value!r}. Expected: an integer of at least 1.")
-    schedule.build(name, 1, 1)
+    schedules.build(name, 1, 1)
 
 
 def _check_model(model: keras.Model) -> None:
@@ -133,7 +144,7 @@ def _plan(
         outputs = tuple(key for op in group for key in op.outputs if key in later)
         stages.append(Stage(k, cut.devices[k], group, inputs, outputs, ordinals))
     _check_complete(graph, stages)
-    number = micro_batches or (2 * count if count > 1 else 1)
+    number = micro_batches or _default(count)
     if count > 1 and number < count:
         warnings.warn(
             f"{number} micro-batches for {count} stages: every device idles at least "

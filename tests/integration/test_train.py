@@ -147,7 +147,8 @@ def parse():
     ("arguments", "words"),
     [
         (["--steps", "0"], "expected at least 1, received 0"),
-        (["--seed", "x"], "invalid int value: 'x'"),
+        (["--seed", "x"], "invalid whole_number value: 'x'"),
+        (["--seed", "-1"], "expected at least 0, received -1"),
         (["--schedule", "fast"], "invalid choice: 'fast'"),
         (["--cutz", "auto"], "unrecognized arguments: --cutz auto"),
     ],

@@ -67,7 +67,7 @@ BROKEN = {
     "little memory": (dict(memory_mib=512), "memory", "--memory=3000m", False),
     "64 MB /dev/shm": (dict(shm_mib=64), "/dev/shm", "--shm-size=1g", False),
     "full disk": (dict(disk_mib=3), "disk", "under /data", True),
-    "no data": (dict(data_sets=()), "data in /data", "tf-mp data", False),
+    "no data": (dict(data_sets=()), "data", "tf-mp data", False),
 }  # fmt: skip
 BROKEN_GPUS = {
     "one GPU too few": (dict(gpus=("A100",) * 3), "GPUs", "horovodrun -np 1", True),

@@ -1,4 +1,4 @@
-"""What surrounds `fit`: the rate's formula, a resumed run's settings, the progress, the summary."""
+"""What surrounds `fit`: the rate, a resumed run's settings, the progress, the summary."""
 
 import json
 import math

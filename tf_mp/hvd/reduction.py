@@ -128,6 +128,9 @@ def _dense(settings: Settings, gradients: list[tf.Tensor], names: list[str]) -> 
         "process_set": settings.process_set,
         "ignore_name_scope": True,
     }
+    if settings.op == Adasum:
+        # Horovod asks a new process for GPUs where a tensor does not say that it is on a CPU.
+        gradients = [tf.identity(gradient) for gradient in gradients]
     if len(gradients) == 1 or settings.op == Adasum:
         # Adasum weighs each tensor by itself.
         pairs = zip(gradients, names, strict=True)
