@@ -42,8 +42,10 @@ def case(name, batch=10):
     if name == "vgg16":
         return Case(lambda: models.vgg16(size=32), colours, labels, [_sparse()])
     if name == "transformer":
-        build = lambda: models.transformer(vocabulary=64, length=12, width=16, num_blocks=2)  # noqa: E731
-        return Case(build, tokens, np.roll(tokens, 1, 1), [_sparse()])
+        return Case(
+            lambda: models.transformer(vocabulary=64, length=12, width=16, num_blocks=2), tokens,
+            np.roll(tokens, 1, 1), [_sparse()],
+        )  # fmt: skip
     if name == "lstm":
         build = lambda: models.lstm(width=8, length=12)  # noqa: E731
         return Case(build, tokens, labels % 4, [_sparse()])

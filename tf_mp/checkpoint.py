@@ -215,6 +215,7 @@ def _describe(model: keras.Model, step: int) -> dict[str, Any]:
         "step": step,
         "seeds": [state.numpy().tolist() for state in _seed_states(model)],
         "shapes": _shapes(model),
+        "optimizer": _optimizer(model),
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
 
@@ -222,6 +223,12 @@ def _describe(model: keras.Model, step: int) -> dict[str, Any]:
 def _shapes(model: keras.Model) -> list[list[int]]:
     """The shapes of all variables, in the model's order: how another model is noticed."""
     return [list(variable.shape) for variable in model.variables]
+
+
+def _optimizer(model: keras.Model) -> str | None:
+    """The name of the optimizer's class: many keep variables of the same shapes."""
+    optimizer = getattr(model, "optimizer", None)
+    return None if optimizer is None else type(optimizer).__name__
 
 
 def _seed_states(model: keras.Model) -> list[Any]:
@@ -237,6 +244,11 @@ def _load(model: keras.Model, path: Path, state: dict[str, Any]) -> str | None:
             f"Received: the checkpoint {path} of another model ({len(state['shapes'])} variables, "
             f"shapes {state['shapes'][:3]}...). Expected: {len(wanted)} variables, shapes "
             f"{wanted[:3]}.... Choose another folder for this model's checkpoints."
+        )
+    if state["optimizer"] != _optimizer(model):
+        return (
+            f"Received: the checkpoint {path} of a run with {state['optimizer']}. Expected: "
+            f"{_optimizer(model)}, this run's optimizer."
         )
     if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)

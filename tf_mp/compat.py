@@ -235,33 +235,6 @@ def without_jit(args: tuple[Any, ...]) -> dict[str, Any]:
     return {} if len(args) >= names.index("jit_compile") else {"jit_compile": False}
 
 
-def subclassed(model: keras.Model, inputs: Any) -> Functional:
-    """The functional graph of a subclassed model's `call`, recorded on symbolic inputs.
-
-    Raises:
-        ValueError: where `call` does another thing in training than in inference.
-    """
-    graphs = []
-    for training in (False, True):
-        if model._call_has_training_arg:
-            outputs = model.call(inputs, training=training)
-        else:
-            outputs = model.call(inputs)
-        graphs.append(Functional(inputs, outputs, name=model.name))
-    first, second = ([n.operation for n in graph_nodes(graph)] for graph in graphs)
-    if [_kind(op) for op in first] != [_kind(op) for op in second]:
-        raise ValueError(
-            f"The model {model.name!r} cannot be split. Received: a `call` whose operations "
-            "differ between training=True and training=False. Expected: the same graph; leave the "
-            "difference to layers such as Dropout."
-        )
-    return graphs[0]
-
-
-def _kind(operation: Any) -> Any:
-    return operation if isinstance(operation, keras.layers.Layer) else type(operation)
-
-
 # --- timeline: the profiler's events ----------------------------------------------------------
 
 

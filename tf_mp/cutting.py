@@ -131,7 +131,7 @@ def _partition(
             return "auto", partition.Partition(len(names), ()), ()
         return "auto", how.automatic(graph, count), ()
     if callable(cuts):
-        return "function", scopes.by_function(graph.operations, cuts, inputs=feeds(graph)), ()
+        return "function", _by_function(graph, cuts), ()
     if isinstance(cuts, Sequence) and not isinstance(cuts, str) and cuts:
         if all(isinstance(entry, str) for entry in cuts):
             return "names", partition.by_names(names, list(cuts)), ()
@@ -142,6 +142,11 @@ def _partition(
         "stages after the first, a balance such as [4, 3], or a function from an operation to its "
         "stage."
     )
+
+
+def _by_function(graph: Graph, function: Callable[[Any], int | None]) -> partition.Partition:
+    stages = dict(zip(as_operations(graph), map(function, graph.operations), strict=True))
+    return scopes.by_function(list(stages), stages.__getitem__, inputs=feeds(graph))
 
 
 def _one_device(seen: Sequence[str | None]) -> str:
@@ -167,7 +172,10 @@ def _devices(
         names = [_at(entry, owned) if isinstance(entry, int) else entry for entry in given]
         return devices.resolve(names)
     if labels:
-        return tuple(_at(device_index(label)[1], owned, label) for label in labels)  # type: ignore[index]
+        numbers = [device_index(label) or ("", 0) for label in labels]
+        return tuple(
+            _at(number[1], owned, label) for number, label in zip(numbers, labels, strict=True)
+        )
     if count > len(owned):
         raise ValueError(
             f"Received: {count} stages. Expected: at most {len(owned)}, the devices of this rank "

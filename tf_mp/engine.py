@@ -103,12 +103,15 @@ class Engine:
         return read
 
     def place(self, stage: Stage, word: str, index: int | None = None) -> "Place":
+        """A stage's device and the name scope of one of its actions."""
         return Place(stage.device, scope(stage.index, word, index) + "/")
 
     def token(self, stage: Stage) -> tf.Tensor:
+        """What the next action of the stage's device waits for."""
         return self.tokens[self.device_of[stage.index]]
 
     def done(self, stage: Stage, token: tf.Tensor) -> None:
+        """Ends an action: the next one of this device waits for its token."""
         self.tokens[self.device_of[stage.index]] = tf.identity(token)
 
     def arguments(self, stage: Stage, i: int) -> tuple[Any, ...]:

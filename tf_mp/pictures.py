@@ -96,8 +96,9 @@ def draw_plan(plan: Any, path: str | Path) -> None:
     axis = axes[0, 0]
     bars = [_bar(plan.simulation, a, plan.devices, plan.stages) for a in plan.simulation.start_ms]
     for row, action, start, length in bars:
-        _draw_action(axis, row, action, start, length)
+        _draw_action(axis, row, action, (start, length), plan.step_ms)
     _finish_rows(axis, plan.devices, plan.step_ms)
+    axis.set_xlabel("ms")
     axis.set_title(
         f"{plan.model}: {plan.step_ms:.1f} ms a step predicted, bubble {plan.bubble:.0%}",
         loc="left",
@@ -123,14 +124,16 @@ def draw_timeline(timeline: Any, planned: Any, path: str | Path) -> None:
         axis, end = axes[0, 0], max(end, planned.step_ms)
         for action, start in planned.start_ms.items():
             row = devices.index(timeline.devices[action.stage])
-            _draw_action(axis, row, action, start, planned.end_ms[action] - start)
+            length = planned.end_ms[action] - start
+            _draw_action(axis, row, action, (start, length), end)
         _finish_rows(axis, devices, end)
         axis.set_title(f"planned: {planned.step_ms:.1f} ms a step", loc="left", fontsize=10)
     axis = axes[-1, 0]
     for span in timeline.typical.spans:
         length = span.end_ms - span.start_ms
-        if span.action is not None:
-            _draw_action(axis, devices.index(span.device), span.action, span.start_ms, length)
+        if span.action is not None and span.device in devices:
+            row, place = devices.index(span.device), (span.start_ms, length)
+            _draw_action(axis, row, span.action, place, end)
     for d, device in enumerate(devices):
         for start, stop in timeline.typical.busy.get(device, []):
             axis.barh(d + 0.42, stop - start, left=start, height=0.08, color="black")
@@ -146,6 +149,7 @@ def draw_timeline(timeline: Any, planned: Any, path: str | Path) -> None:
     drawn.savefig(path, dpi=150)
 
 
+_NARROW = 0.014  # a share of the picture's width
 _ACTION_STYLES: dict[str, dict[str, Any]] = {
     "forward": {"facecolor": "white", "edgecolor": "black"},
     "backward": {"facecolor": "0.8", "edgecolor": "black", "hatch": "////"},
@@ -158,14 +162,18 @@ def _bar(run: Any, action: Any, devices: Any, stages: Any) -> tuple[int, Any, fl
     return row, action, start, run.end_ms[action] - start
 
 
-def _draw_action(axis: Any, row: int, action: Any, start: float, length: float) -> None:
+def _draw_action(
+    axis: Any, row: int, action: Any, place: tuple[float, float], end_ms: float
+) -> None:
+    """One bar from a start with a length, numbered where the number fits."""
+    start, length = place
     style = _ACTION_STYLES[action.kind]
     axis.barh(row, length, left=start, height=0.7, linewidth=0.8, **style)
+    if length < _NARROW * end_ms:
+        return
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-    axis.text(
-        start + length / 2, row, str(action.micro_batch), ha="center", va="center", fontsize=7,
-        bbox=box, clip_on=True,
-    )  # fmt: skip
+    middle, text = start + length / 2, str(action.micro_batch)
+    axis.text(middle, row, text, ha="center", va="center", fontsize=7, bbox=box, clip_on=True)
 
 
 def _finish_rows(axis: Any, devices: Sequence[str], end_ms: float) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from tf_mp import compat, schedule
+from tf_mp import compat
+from tf_mp import schedule as schedules
 from tf_mp.cutting import Cut
 from tf_mp.graph import Graph
 from tf_mp.stage import Stage
@@ -66,9 +67,9 @@ class Pipeline:
         """The model's flat inputs in Keras's order and dtype; None for an absent one."""
         return list(self.graph.function._standardize_inputs(x))
 
-    def schedule_of(self, micro_batches: int) -> schedule.Schedule:
+    def schedule_of(self, micro_batches: int) -> schedules.Schedule:
         """The table of actions for this many micro-batches."""
-        return schedule.build(
+        return schedules.build(
             self.schedule, len(self.stages), micro_batches, stage_devices=self.device_of
         )
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_mp import compat
 
-__all__ = ["HOST", "build", "device_index"]
+__all__ = ["HOST", "build", "device_index", "subclassed"]
 
 HOST = "/device:CPU:0"
 _DEVICE = re.compile(r"/(?:device:)?(CPU|GPU|TPU):(\d+)$", re.IGNORECASE)
@@ -53,3 +53,30 @@ def build(function: Callable[[], Any]) -> keras.Model:
             "model, or a Keras model."
         )
     return model
+
+
+def subclassed(model: keras.Model, inputs: Any) -> compat.Functional:
+    """The functional graph of a subclassed model's `call`, recorded on symbolic inputs.
+
+    Raises:
+        ValueError: where `call` does another thing in training than in inference.
+    """
+    graphs = []
+    for training in (False, True):
+        if model._call_has_training_arg:
+            outputs = model.call(inputs, training=training)
+        else:
+            outputs = model.call(inputs)
+        graphs.append(compat.Functional(inputs, outputs, name=model.name))
+    first, second = ([n.operation for n in compat.graph_nodes(graph)] for graph in graphs)
+    if [_kind(op) for op in first] != [_kind(op) for op in second]:
+        raise ValueError(
+            f"The model {model.name!r} cannot be split. Received: a `call` whose operations "
+            "differ between training=True and training=False. Expected: the same graph; leave the "
+            "difference to layers such as Dropout."
+        )
+    return graphs[0]
+
+
+def _kind(operation: Any) -> Any:
+    return operation if isinstance(operation, keras.layers.Layer) else type(operation)

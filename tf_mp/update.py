@@ -20,11 +20,10 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tf_mp import compat
+from tf_mp import compat, slots
 from tf_mp.opnames import scope as scope_name
-from tf_mp.recording import device_index
 
-__all__ = ["Share", "apply", "check", "rebind", "settle"]
+__all__ = ["Share", "apply", "check"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -118,7 +117,7 @@ class _Step:
     def __init__(self, optimizer: Any, first: Share) -> None:
         self.optimizer = optimizer
         self.first = first
-        self.shared = _shared(optimizer)
+        self.shared = slots.shared(optimizer)
         self.moved: dict[int, Any] = {}
         every = optimizer.gradient_accumulation_steps
         with _place(first):
@@ -137,8 +136,8 @@ class _Step:
 
     def _prepare(self, share: Share) -> Share:
         """Drops variables without gradient, undoes `loss_scale_factor`, as Keras's `apply`."""
-        pairs = zip(share.gradients, share.variables, strict=True)
-        pairs = [(g, v) for g, v in pairs if g is not None]
+        both = zip(share.gradients, share.variables, strict=True)
+        pairs = [(g, v) for g, v in both if g is not None]
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         factor = self.optimizer.loss_scale_factor
         with _place(share):
@@ -288,38 +287,3 @@ def _map(gradient: Any, function: Any) -> Any:
 
 def _values(gradient: Any) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def settle(optimizer: Any, device: str) -> None:
-    """Moves what an optimizer keeps once for all variables to the first stage's device."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    for owner in {id(optimizer): optimizer, id(inner): inner}.values():
-        for variable in _shared(owner):
-            found = device_index(compat.raw(variable).device)
-            if found != device_index(device):
-                compat.initialise_on(variable, device)
-
-
-def _shared(optimizer: Any) -> list[keras.Variable]:
-    """Attributes that are variables themselves: the step counter, the learning rate, ..."""
-    return [v for v in vars(optimizer).values() if isinstance(v, keras.Variable)]
-
-
-def rebind(optimizer: Any, devices: dict[int, str]) -> None:
-    """Moves the slots of a built optimizer to its variables' devices, with their values.
-
-    Args:
-        optimizer: A built Keras optimizer whose variables were moved.
-        devices: Device of each trainable variable, by the id of the Keras variable.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    variables = inner._trainable_variables
-    inner._trainable_variables_indices = {inner._var_key(v): i for i, v in enumerate(variables)}
-    for slots in vars(inner).values():
-        if not isinstance(slots, (list, tuple)) or len(slots) != len(variables):
-            continue
-        if slots is variables or slots is inner._variables:
-            continue
-        for slot, variable in zip(slots, variables, strict=True):
-            if isinstance(slot, keras.Variable) and id(variable) in devices:
-                compat.initialise_on(slot, devices[id(variable)])

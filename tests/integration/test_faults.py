@@ -18,6 +18,8 @@ from launching import Run
 SCRIPT = Path(__file__).parent / "faulty.py"
 MPI, GLOO = "mpirun", "horovodrun --gloo"
 ANY = range(1, 256)
+LOAD = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+"""How much slower than a machine without other work this one is."""
 
 TABLE = [
     ("exception", 1, MPI, ANY, "KeyError: 'the cause'", 3),
@@ -58,10 +60,11 @@ def seen(pytestconfig):
     """Collects the rows of the table and prints it at the end."""
     rows = []
     yield rows
-    terminal = pytestconfig.pluginmanager.get_plugin("terminalreporter")
     head = ("fault", "rank", "launcher", "exit code", "seconds", "left", "checkpoint")
-    for row in [head, *rows] if terminal is not None else []:
-        terminal.write_line("".join(f"{cell!s:<18}" for cell in row))
+    with pytestconfig.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print()
+        for row in [head, *rows]:
+            print("".join(f"{cell!s:<18}" for cell in row))
 
 
 @pytest.mark.parametrize(("fault", "rank", "launcher", "codes", "words", "step"), TABLE)
@@ -80,7 +83,7 @@ def test_a_fault_of_one_rank_ends_all(tmp_path, seen, fault, rank, launcher, cod
     assert words in run.output
     assert not orphans, run.output
     assert "all steps done" not in run.output
-    assert seconds is None or seconds < 30
+    assert seconds is None or seconds < 30 * LOAD
     assert step is None or newest(tmp_path) == step, run.output
 
 

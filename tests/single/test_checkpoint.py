@@ -21,6 +21,7 @@ def model(optimizer="adam", units=8):
               keras.layers.BatchNormalization(), keras.layers.Dense(3)]
     net = keras.Sequential(layers)
     optimizers = {"adam": keras.optimizers.Adam(0.01),
+                  "amsgrad": keras.optimizers.Adam(0.01, amsgrad=True),
                   "rmsprop": keras.optimizers.RMSprop(0.01, momentum=0.9)}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile(optimizers[optimizer], loss=loss, run_eagerly=True)
@@ -128,9 +129,13 @@ def test_a_checkpoint_of_another_model_is_refused(two):
         Checkpoints(two).restore(model(units=9))
 
 
-def test_a_checkpoint_of_another_optimizer_is_refused(two):
-    with pytest.raises(ValueError, match="does not fit this model"):
-        Checkpoints(two).restore(model("rmsprop"))
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [("rmsprop", "a run with Adam. Expected: RMSprop"), ("amsgrad", "does not fit this model")],
+)
+def test_a_checkpoint_of_another_optimizer_is_refused(two, optimizer, words):
+    with pytest.raises(ValueError, match=words):
+        Checkpoints(two).restore(model(optimizer))
 
 
 def test_the_newest_ones_and_the_best_one_are_kept(tmp_path):

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tf_mp import compat
+from tf_mp import compat, recording
 
 
 def dense_model():
@@ -83,10 +83,10 @@ def test_a_subclassed_model_is_recorded_by_calling_it():
 
     model = Own()
     model.branch = False
-    assert len(compat.graph_nodes(compat.subclassed(model, keras.Input((3,))))) == 1
+    assert len(compat.graph_nodes(recording.subclassed(model, keras.Input((3,))))) == 1
     model.branch = True
     with pytest.raises(ValueError, match="differ between training"):
-        compat.subclassed(model, keras.Input((3,)))
+        recording.subclassed(model, keras.Input((3,)))
 
 
 def test_the_graphs_that_ran_are_exported():

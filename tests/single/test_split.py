@@ -22,7 +22,9 @@ def build():
     return keras.Model(image, keras.layers.Dense(3, name="c")(x), name="small")
 
 
-def pair(optimizer="adam", metrics=("accuracy",), loss=LOSS, maker=build, cuts=("b", "c"), **kwargs):
+def pair(
+    optimizer="adam", metrics=("accuracy",), loss=LOSS, maker=build, cuts=("b", "c"), **kwargs
+):
     """The same model plain and split, compiled alike."""
     plain = maker()
     split = tf_mp.parallelize(keras.models.clone_model(plain), cuts=list(cuts), micro_batches=4)

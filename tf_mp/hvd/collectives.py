@@ -80,6 +80,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_mp import compat
 from tf_mp.hvd import variables as _variables
@@ -51,6 +52,7 @@ class _Distributed:
         """Makes a variable the rank's own: its gradient is not reduced."""
         self.distribution.local_variables.add(_variables.key(var))
 
+    @tf.autograph.experimental.do_not_convert
     def reduce_gradients(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduces gradients over the ranks and does nothing else.
 
@@ -60,6 +62,7 @@ class _Distributed:
         """
         return _state(self).reducer(list(gradients), list(variables))
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduces the gradients over the ranks, then updates the variables."""
         state = _state(self)

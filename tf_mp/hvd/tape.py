@@ -23,6 +23,7 @@ class _Distributed:
         """Makes a variable the rank's own: its gradient is not reduced."""
         self._reducer.settings.local_variables.add(_variables.key(source))
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(
         self,
         target: Any,

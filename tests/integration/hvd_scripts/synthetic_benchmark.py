@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_mp import hvd
+import tf_mp.hvd as hvd  # noqa: PLR0402 (the line that a person changes)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--fp16-allreduce", action="store_true")
@@ -17,7 +17,7 @@ args = parser.parse_args()
 
 hvd.init()
 
-model = keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), alpha=0.35)
+model = keras.applications.MobileNet(weights=None, input_shape=(32, 32, 3), alpha=0.25)
 opt = keras.optimizers.SGD(0.01)
 
 data = tf.random.uniform([args.batch_size, 32, 32, 3])
