@@ -33,8 +33,8 @@ RUN if [ "$DATASET" = fashion_mnist ]; then \
         && IDX="--idx /usr/share/datasets/fashion-mnist"; \
     fi; \
     .venv/bin/python -m tf_mp data --dataset "$DATASET" --data-dir /opt/tf_mp/data ${IDX:-}
-# any user may read all of it
-RUN chmod -R a+rX /opt/tf_mp
+# any user may read all of it, also what came from a checkout with a narrow umask
+RUN find /opt/tf_mp -not -perm -o=r -exec chmod a+rX {} +
 
 FROM ${BASE}
 ARG DEVICE=cpu

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tf_mp import opnames
+from tf_mp import opnames, rules
 from tf_mp.doctor import Check
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ __all__ = [
     "check_table",
     "console",
     "heavy_counts",
-    "heavy_group",
     "plan_tables",
     "proof_tables",
     "schedule_grid",
@@ -61,21 +60,12 @@ def proof_tables(proof: Proof, out: Console, *, title: str = "") -> None:
     out.print(f"{'OK' if proof.ok else 'NOT OK'}: {verdict}.", style="bold", markup=False)
 
 
-def heavy_group(kind: str) -> str | None:
-    """The group in which a kind of operation is shown by itself, None for the light ones."""
-    if kind.startswith(("Conv", "DepthwiseConv")):
-        return "convolution"
-    if "MatMul" in kind or kind == "Einsum":
-        return "MatMul"
-    return None
-
-
 def heavy_counts(proof: Proof, stage: int, phase: str, *, here: bool) -> dict[str, int]:
     """Number of a stage's operations by group, with "all" for all of them."""
     groups: collections.Counter[str] = collections.Counter()
     for kind, count in proof.kinds(stage, phase, here=here).items():
         groups["all"] += count
-        if group := heavy_group(kind):
+        if group := rules.heavy_group(kind):
             groups[group] += count
     return dict(groups)
 

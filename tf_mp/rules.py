@@ -13,6 +13,7 @@ __all__ = [
     "Expectations",
     "Guess",
     "expectations",
+    "heavy_group",
     "is_cheap",
     "reason_to_run_anywhere",
     "topological",
@@ -138,6 +139,15 @@ def transfer_kind(transfer: runs.Transfer, run: runs.Run, expected: Expectations
         opnames.OPTIMIZER: "update",
         opnames.COLLECTIVE: "update",
     }[action.phase]
+
+
+def heavy_group(kind: str) -> str | None:
+    """The group in which a kind of operation is shown by itself, None for the light ones."""
+    if kind.startswith(("Conv", "DepthwiseConv")):
+        return "convolution"
+    if "MatMul" in kind or kind == "Einsum":
+        return "MatMul"
+    return None
 
 
 def topological(ops: Sequence[runs.Op]) -> list[int]:

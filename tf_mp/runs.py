@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tf_mp import compat
-
 __all__ = ["Op", "Run", "Transfer", "device_name", "read", "record"]
 
 # Of each output of an operation: elements, bytes of one, whether it is an integer or a boolean.
@@ -104,6 +102,8 @@ def device_name(device: str) -> str:
 
 def record(step: Callable[[], object]) -> Run:
     """Runs `step`, which must call a fresh `tf.function`, and reads the graphs that ran."""
+    from tf_mp import compat
+
     with compat.run_metadata() as export:
         step()
         metadata = export()

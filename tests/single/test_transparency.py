@@ -52,9 +52,18 @@ def split(case, stages, micro_batches, schedule="1f1b", recompute=False, **compi
     return plain, model
 
 
+@pytest.fixture(autouse=True)
+def usual_float():
+    yield
+    keras.config.set_floatx("float32")
+
+
 @pytest.mark.filterwarnings("ignore:.*every device idles")
 @pytest.mark.parametrize(("name", "stages", "micro_batches", "schedule", "recompute"), SAMPLE)
 def test_every_gradient_equals_the_plain_models(name, stages, micro_batches, schedule, recompute):
+    if name == "resnet50":
+        # Batch normalisation of a few samples magnifies rounding a million times: in double.
+        keras.config.set_floatx("float64")
     case = zoo.case(name, batch=4 if name in ("resnet50", "vgg16") else 10)
     plain, model = split(case, stages, micro_batches, schedule, recompute)
     logs = model.train_on_batch(case.x, case.y, return_dict=True)
@@ -80,3 +89,19 @@ def compare(found, expected, names):
         np.testing.assert_allclose(
             found[names[path]], gradient, rtol=1e-4, atol=2e-6, err_msg=path
         )
+
+
+def test_gradients_are_equal_to_the_bit_where_only_stages_or_schedule_change():
+    case = zoo.case("unet")
+    first = None
+    for stages, schedule in ((1, "gpipe"), (2, "1f1b"), (3, "gpipe")):
+        plain, model = split(case, stages, 3, schedule)
+        if first is None:
+            start = [v.numpy() for v in model.variables]
+        for variable, value in zip(model.variables, start, strict=True):
+            variable.assign(value)
+        model.train_on_batch(case.x, case.y)
+        found = list(reference.gradients_of(model).values())
+        first = first or found
+        for a, b in zip(first, found, strict=True):
+            np.testing.assert_array_equal(a, b)

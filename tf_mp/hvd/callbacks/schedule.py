@@ -86,6 +86,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         inside = self.start_epoch <= self.current_epoch
         if not inside or (self.end_epoch is not None and self.current_epoch >= self.end_epoch):
             return
+        if self.steps_per_epoch and batch >= self.steps_per_epoch:
+            return  # Keras looks for one batch more where it does not know the length of the data
         if self.staircase and batch == 0:
             self._set_rate(self.current_epoch)
         elif not self.staircase:
