@@ -18,8 +18,8 @@ from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional
 from keras.src.ops.node import Node
 from keras.src.saving import object_registration as _registration
-from keras.src.trainers.trainer import Trainer
 from keras.src.trainers.data_adapters import data_adapter_utils as _adapter
+from keras.src.trainers.trainer import Trainer
 from tensorflow.python.eager import context as _context
 
 __all__ = [
@@ -192,7 +192,7 @@ def build_from(model: keras.Model, iterator: Any) -> bool:
         return False
     try:
         model._symbolic_build(data_batch=specs)
-    except Exception:
+    except (RuntimeError, TypeError, ValueError):
         return False
     return True
 

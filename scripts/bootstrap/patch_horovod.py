@@ -15,11 +15,15 @@ CORRECTIONS = (
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")',
         "",
     ),
-    # With NCCL the library finds it in the wheel that lies beside it in site-packages.
+    # As it is, the library remembers the folder of the environment that it was compiled in, and
+    # a wheel from the cache finds no MPI in another. It looks in its own environment first: in
+    # lib/ for Open MPI, and beside itself for TensorFlow and NCCL.
     (
         "horovod/tensorflow/CMakeLists.txt",
         'PROPERTIES OUTPUT_NAME "mpi_lib")',
-        'PROPERTIES OUTPUT_NAME "mpi_lib" BUILD_RPATH "\\$ORIGIN/../../nvidia/nccl/lib")',
+        'PROPERTIES OUTPUT_NAME "mpi_lib" BUILD_WITH_INSTALL_RPATH TRUE\n'
+        "    INSTALL_RPATH_USE_LINK_PATH TRUE INSTALL_RPATH\n"
+        '    "\\$ORIGIN/../../../..;\\$ORIGIN/../../tensorflow;\\$ORIGIN/../../nvidia/nccl/lib")',
     ),
     # TensorFlow no longer exports AsGpuStreamValue: with CUDA the library compiles and then
     # fails to load with an undefined symbol. The CUDA stream is still to be had from the stream.

@@ -74,7 +74,7 @@ def test_a_rank_is_killed_the_other_goes_on_and_a_new_one_joins(tmp_path):
     discovery = tmp_path / "hosts.sh"
     discovery.write_text(
         f"#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n"
-        f"if test -e {tmp_path}/killed; then echo $(uname -n):1; fi\n"
+        f"if test -e {tmp_path}/alone; then echo $(uname -n):1; fi\n"
     )
     discovery.chmod(0o755)
     launcher = [BIN / "horovodrun", "--gloo", "--network-interfaces", "lo", "-np", "2"]

@@ -117,7 +117,7 @@ def test_momentum_is_corrected_for_each_change_of_the_rate(name):
     olds = [RATE, *rates[:-1]]
     wanted = [momentum * new / old for new, old in zip(rates, olds, strict=True)]
     np.testing.assert_allclose(found.momenta, wanted, rtol=1e-6)
-    hvd_models.assert_close(model.variables, corrected(name, rates, momentum).variables, 1e-4)
+    hvd_models.assert_close(model.variables, corrected(name, rates, momentum).variables, 2e-3)
     config = model.optimizer.get_config()
     assert config["momentum"] == momentum
     assert type(getattr(keras.optimizers, name).from_config(config).momentum) is not None

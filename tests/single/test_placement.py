@@ -359,10 +359,20 @@ def test_the_operations_that_leave_a_pair_unordered_are_named():
 
 
 def test_what_follows_a_loop_waits_for_its_body():
-    def step(x):
-        for i in range(2):
-            with tf.device(HOME[0]), tf.name_scope(f"stage_0/forward_{i}"):
-                x = tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.exp(x)), (0, x))[1]
-        return x
-
-    assert ordering.unordered_pairs(ran(step, MATRIX), loose_ends=True) == []
+    rows = [  # name, type, inputs: a loop as TensorFlow lowers it, then the next micro-batch
+        ("stage_0/forward_0/enter", "Enter", ()),
+        ("stage_0/forward_0/merge", "Merge", (0, 4)),
+        ("stage_0/forward_0/switch", "Switch", (1,)),
+        ("stage_0/forward_0/body", "MatMul", (2,)),
+        ("stage_0/forward_0/next", "NextIteration", (3,)),
+        ("stage_0/forward_0/exit", "Exit", (2,)),
+        ("stage_0/forward_1/product", "MatMul", (5,)),
+    ]
+    ops = [
+        runs.Op(i, name, op_type, HOME[0], inputs, elements=99)
+        for i, (name, op_type, inputs) in enumerate(rows)
+    ]
+    order = ordering.order_of(runs.Run(tuple(ops), ()))
+    first, second = Action(0, 0, "forward"), Action(0, 1, "forward")
+    assert order.before(first, second), order.blame(first, second)
+    assert not order.before(second, first)

@@ -64,7 +64,7 @@ def test_every_gradient_equals_the_plain_models(name, stages, micro_batches, sch
     if name == "resnet50":
         # Batch normalisation of a few samples magnifies rounding a million times: in double.
         keras.config.set_floatx("float64")
-    case = zoo.case(name, batch=4 if name in ("resnet50", "vgg16") else 10)
+    case = zoo.case(name, batch={"resnet50": 8, "vgg16": 4}.get(name, 10))
     plain, model = split(case, stages, micro_batches, schedule, recompute)
     logs = model.train_on_batch(case.x, case.y, return_dict=True)
     expected, state, loss = reference.step(
@@ -85,9 +85,10 @@ def paths(model):
 
 def compare(found, expected, names):
     assert len(found) == len(expected) > 0
+    size = max(1.0, *(np.abs(gradient).max() for gradient in expected.values()))
     for path, gradient in expected.items():
         np.testing.assert_allclose(
-            found[names[path]], gradient, rtol=1e-4, atol=2e-6, err_msg=path
+            found[names[path]], gradient, rtol=1e-4, atol=2e-6 * size, err_msg=path
         )
 
 

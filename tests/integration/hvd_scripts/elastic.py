@@ -1,6 +1,7 @@
 """Horovod's elastic guide; one rank kills itself, the other goes on, a new one joins.
 
-Arguments: a folder; a file `killed` in it says that the kill is over.
+Argument: a folder. The file `killed` in it says that the kill is over, `alone` that the rank that
+was left has taken a step by itself: only then the test offers a place for a new one.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import tensorflow as tf
 import tf_mp.hvd as hvd  # noqa: PLR0402 (the line that a person changes)
 
 STEPS, EPOCHS, PATIENCE_S = 4, 3, 120
-killed = pathlib.Path(sys.argv[1]) / "killed"
+killed, alone = (pathlib.Path(sys.argv[1]) / name for name in ("killed", "alone"))
 
 hvd.init()
 keras.utils.set_random_seed(hvd.rank() + 7)
@@ -47,6 +48,8 @@ class Events(keras.callbacks.Callback):
                 killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.2)
+        if hvd.size() == 1:
+            alone.touch()
         deadline = time.monotonic() + PATIENCE_S
         while hvd.size() == 1 and killed.exists() and time.monotonic() < deadline:
             time.sleep(0.5)
