@@ -163,7 +163,7 @@ def _rsh_agent() -> str:
 
 
 def _gpus() -> tuple[str, ...]:
-    """GPUs by nvidia-smi, as far as CUDA_VISIBLE_DEVICES lets this process see them."""
+    """Lists GPUs by nvidia-smi, as far as CUDA_VISIBLE_DEVICES lets this process see them."""
     text = _output(["nvidia-smi", "--query-gpu=uuid,name", "--format=csv,noheader"])
     rows = [line.split(", ", 1) for line in text.splitlines() if ", " in line]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -134,10 +134,13 @@ def draw_timeline(timeline: Any, planned: Any, path: str | Path) -> None:
         if span.action is not None and span.device in devices:
             row, place = devices.index(span.device), (span.start_ms, length)
             _draw_action(axis, row, span.action, place, end)
+    talk = timeline.typical.communication
+    for start, stop in talk:
+        axis.barh(len(devices), stop - start, left=start, height=0.4, **_TALK_STYLE)
     for d, device in enumerate(devices):
         for start, stop in timeline.typical.busy.get(device, []):
             axis.barh(d + 0.42, stop - start, left=start, height=0.08, color="black")
-    _finish_rows(axis, devices, end)
+    _finish_rows(axis, [*devices, "reductions"] if talk else devices, end)
     axis.set_title(
         f"measured: {timeline.step_ms:.1f} ms a step, bubble {timeline.bubble:.0%} "
         "(thin line: the device works)",
@@ -149,6 +152,7 @@ def draw_timeline(timeline: Any, planned: Any, path: str | Path) -> None:
     drawn.savefig(path, dpi=150)
 
 
+_TALK_STYLE: dict[str, Any] = {"facecolor": "white", "edgecolor": "black", "hatch": "...."}
 _NARROW = 0.014  # a share of the picture's width
 _ACTION_STYLES: dict[str, dict[str, Any]] = {
     "forward": {"facecolor": "white", "edgecolor": "black"},

@@ -76,10 +76,9 @@ def read_steps(events: Sequence[compat.ProfilerEvent], run: runs.Run) -> tuple[l
     windows = sorted((e.start_ns, e.end_ns) for e in events if e.name == STEP)
     work = _Work(run)
     devices_seen = {e.plane for e in events if "GPU" in e.plane}
-    ends = _asynchronous_ends(events)
     pieces: list[list[_Piece]] = [[] for _ in windows]
     talk: list[list[Interval]] = [[] for _ in windows]
-    for event in events:
+    for event in [*events, *_asynchronous(events)]:
         name = str(event.stats.get("tf_op") or event.name).rpartition(":")[0]
         place = _window(windows, event.start_ns)
         op = work.named(name)
@@ -88,12 +87,11 @@ def read_steps(events: Sequence[compat.ProfilerEvent], run: runs.Run) -> tuple[l
         if devices_seen and "GPU" in op.device and "host" in event.plane:
             continue
         origin = windows[place][0]
-        start, end = (event.start_ns - origin) / 1e6, (event.end_ns - origin) / 1e6
+        interval = (event.start_ns - origin) / 1e6, (event.end_ns - origin) / 1e6
         if _is_collective(op):
-            late = next((t for t in ends.get(name, []) if t >= event.start_ns), event.end_ns)
-            talk[place].append((start, (late - origin) / 1e6))
+            talk[place].append(interval)
         elif work.counts(op):
-            pieces[place].append((op, (start, end)))
+            pieces[place].append((op, interval))
     steps = [
         _step((end - start) / 1e6, found, communication, work)
         for (start, end), found, communication in zip(windows, pieces, talk, strict=True)
@@ -179,13 +177,19 @@ def _step(
     return Step(step_ms, tuple(spans), united, union(communication))
 
 
-def _asynchronous_ends(events: Iterable[compat.ProfilerEvent]) -> dict[str, list[float]]:
-    """When operations that go on after their kernel returned (receives, reductions) ended."""
-    found: dict[str, list[float]] = {}
-    for event in events:
-        if event.name.endswith("ProcessAsync::Done") and event.stats.get("name"):
-            found.setdefault(str(event.stats["name"]), []).append(event.end_ns)
-    return {name: sorted(times) for name, times in found.items()}
+def _asynchronous(events: Iterable[compat.ProfilerEvent]) -> list[compat.ProfilerEvent]:
+    """Operations that go on after their kernel returned, such as reductions, as one event each."""
+    starts: dict[tuple[object, object], compat.ProfilerEvent] = {}
+    found = []
+    for event in sorted(events, key=lambda event: event.start_ns):
+        key = event.stats.get("name"), event.stats.get("step_id")
+        if event.name.endswith("ProcessAsync::Start"):
+            starts[key] = event
+        elif event.name.endswith("ProcessAsync::Done") and key in starts:
+            start = starts.pop(key)
+            name = f"{key[0]}:{event.stats.get('kernel_type')}"
+            found.append(start._replace(name=name, end_ns=event.end_ns))
+    return found
 
 
 def _is_collective(op: runs.Op) -> bool:

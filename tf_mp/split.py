@@ -65,6 +65,8 @@ def parallelize(
     _check_model(model)
     graph = trace(model, recording.subclassed(model, inputs) if inputs is not None else None)
 
+    _check_operations(graph)
+
     def in_flight(count: int) -> list[int]:
         table = schedules.build(schedule, count, micro_batches or _default(count))
         return [table.in_flight_max(k) for k in range(count)]
@@ -113,6 +115,17 @@ def _check_model(model: keras.Model) -> None:
             f"overrides {', '.join(changed)}. Expected: Keras's own; the pipeline replaces them, "
             "and would ignore yours. Use add_loss, a custom loss or a custom metric instead."
         )
+
+
+def _check_operations(graph: Graph) -> None:
+    """Refuses layers whose collectives would run once a micro-batch."""
+    for operation in graph.operations:
+        if type(operation.target).__name__ == "SyncBatchNormalization":
+            raise ValueError(
+                f"The layer {operation.name!r} cannot be split. Received: SyncBatchNormalization, "
+                "whose ranks would wait for each other in every micro-batch. Expected: "
+                "keras.layers.BatchNormalization; its statistics are averaged over the ranks."
+            )
 
 
 def _plan(

@@ -12,6 +12,7 @@ from tf_mp.timeline import Timeline
 
 __all__ = ["record", "trace_events", "write", "write_graph"]
 
+_TALK = 999
 _PLANNED = 1000  # thread numbers of the planned rows, above those of the measured ones
 
 
@@ -89,6 +90,8 @@ def trace_events(
     for number, device in enumerate(devices):
         yield _named("thread_name", rank, number, f"{device} measured")
         yield _named("thread_name", rank, _PLANNED + number, f"{device} planned")
+    if any(step.communication for step in timeline.steps):
+        yield _named("thread_name", rank, _TALK, "reductions over ranks")
     origin = 0.0
     for step in timeline.steps:
         for span in step.spans:
@@ -97,6 +100,8 @@ def trace_events(
             begin, length = origin + span.start_ms, span.end_ms - span.start_ms
             details = {"stage": span.stage, "busy_ms": span.busy_ms}
             yield _event(f"{name} (stage {span.stage})", rank, where, begin, length, details)
+        for start, stop in step.communication:
+            yield _event("reduction", rank, _TALK, origin + start, stop - start, {})
         origin += step.step_ms
     for action, start in planned.start_ms.items() if planned else ():
         where = _PLANNED + devices.index(timeline.devices[action.stage])

@@ -17,7 +17,8 @@ BIN = pathlib.Path(sys.executable).parent
 def run(command, timeout=600):
     """Output of a command; its whole process group ends with it."""
     path = os.pathsep.join([str(BIN), os.environ["PATH"]])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    own = {"PYTHONPATH": str(ROOT), "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = {**os.environ, **own}
     process = subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,

@@ -4,6 +4,8 @@ import configparser
 import importlib.util
 import pathlib
 import re
+import sys
+import sysconfig
 
 import pytest
 
@@ -89,6 +91,7 @@ def test_the_correction_of_horovod_replaces_each_text(tmp_path):
     cmake = (tmp_path / "horovod/tensorflow/CMakeLists.txt").read_text()
     operations = (tmp_path / "horovod/tensorflow/mpi_ops.cc").read_text()
     assert "xla_mpi_ops.cc" not in cmake and "after" in cmake
+    assert 'INSTALL_RPATH\n    "\\$ORIGIN/../../../..;' in cmake
     assert operations.count("AsGpuStreamValue(Stream* stream) {") == 1
 
 
@@ -98,3 +101,10 @@ def test_the_correction_of_another_horovod_is_refused(tmp_path):
     patch.correct(tmp_path)
     with pytest.raises(SystemExit, match="is this Horovod 0.28.1"):
         patch.correct(tmp_path)
+
+
+def test_the_compiled_horovod_finds_open_mpi_in_whatever_environment_it_is():
+    if not (pathlib.Path(sys.prefix) / ".tf_mp" / "horovod.done").exists():
+        pytest.skip("this Horovod was not installed by `make setup`")
+    (library,) = pathlib.Path(sysconfig.get_path("platlib")).glob("horovod/tensorflow/mpi_lib*.so")
+    assert b"$ORIGIN/../../../..:" in library.read_bytes()

@@ -1,4 +1,4 @@
-"""Callbacks at two ranks: equal starts, common metrics, learning rates by formula, agreed stops."""
+"""Callbacks at two ranks: equal starts, common metrics, rates by formula, agreed stops."""
 
 import hvd_models
 import keras
@@ -98,7 +98,8 @@ def test_local_variables_are_not_broadcast():
 def test_ranks_that_differ_in_a_variable_are_named_on_every_rank():
     width = 4 + hvd.rank()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(width, name="wide")])
-    with pytest.raises(ValueError, match=r"rank 0: \['\S*wide/kernel', \[3, 4\].*rank 1.*\[3, 5\]"):
+    words = r"rank 0: \['\S*wide/kernel', \[3, 4\].*rank 1.*\[3, 5\]"
+    with pytest.raises(ValueError, match=words):
         hvd.broadcast_variables(model.variables, root_rank=0)
 
 

@@ -1,4 +1,4 @@
-"""What `reduce_gradients` gives for each argument, and how its collectives are named and placed."""
+"""What `reduce_gradients` gives for each argument; how its collectives are named and placed."""
 
 import hvd_models
 import keras
@@ -214,7 +214,8 @@ def test_part_of_the_variables_can_be_reduced_without_a_change_of_the_optimizer(
     before = [v.numpy() for v in optimizer.variables]
     found = optimizer.reduce_gradients(gradients_of_rank(hvd.rank())[1:], variables[1:])
     assert_all_close(found, both_ranks(mean)[1:])
-    assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, optimizer.variables, strict=True))
+    pairs = zip(before, optimizer.variables, strict=True)
+    assert all(np.array_equal(a, b.numpy()) for a, b in pairs)
 
 
 def test_plain_values_are_reduced_gathered_and_broadcast():
@@ -267,7 +268,8 @@ def test_the_partial_tape_leaves_local_layers_alone():
     local, common = partial.get_local_and_global_gradients(value, model.trainable_variables)
     assert [v.path.split("/")[-2:] for v, _ in local] == [["hidden", "kernel"], ["hidden", "bias"]]
     assert_all_close([g for _, g in local], [g.numpy() for g in own[:2]])
-    assert len({row.tobytes() for row in hvd_models.of_all_ranks(common[0][1].numpy().ravel())}) == 1
+    rows = hvd_models.of_all_ranks(common[0][1].numpy().ravel())
+    assert len({row.tobytes() for row in rows}) == 1
 
 
 def test_a_partial_optimizer_trains_local_layers_on_each_rank_for_itself():

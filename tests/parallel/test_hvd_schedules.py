@@ -79,7 +79,8 @@ def test_a_staircase_multiplies_at_each_epoch_between_two():
     model = model_with(keras.optimizers.Adam(RATE))
     callback = hvd.callbacks.LearningRateScheduleCallback(RATE, 0.5, start_epoch=1, end_epoch=3)
     rates = rates_of(model, callback).rates
-    np.testing.assert_allclose(rates, np.repeat([RATE, RATE, RATE / 2, RATE / 2], STEPS), rtol=1e-6)
+    expected = np.repeat([RATE, RATE, RATE / 2, RATE / 2], STEPS)
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
 
 
 def test_a_function_of_the_epoch_is_followed_at_each_batch():

@@ -100,7 +100,8 @@ def test_a_download_that_stalls_is_ended(host, monkeypatch):
 
 def test_the_importer_ends_when_the_process_that_started_it_is_gone(tmp_path):
     files, stage = tmp_path / "files", tmp_path / "stage"
-    files.mkdir(), stage.mkdir()
+    files.mkdir()
+    stage.mkdir()
     split = (np.zeros((50, 28, 28), np.uint8), np.zeros(50, np.uint8))
     idx.write_folder(files, {"train": split, "test": split})
     task = json.dumps({"name": "orphan", "stage": str(stage), "idx_dir": str(files)})

@@ -39,7 +39,8 @@ def test_wrapping_keeps_the_object_its_class_name_and_its_state():
         keras.optimizers.Adam.__name__,
         keras.optimizers.Adam.__module__,
     )
-    assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, wrapped.variables, strict=True))
+    pairs = zip(before, wrapped.variables, strict=True)
+    assert all(np.array_equal(a, b.numpy()) for a, b in pairs)
     assert wrapped.distribution.op == hvd.Sum
     assert wrapped.distribution.backward_passes_per_step == 3
     assert wrapped.distribution.process_set is hvd.global_process_set
@@ -88,7 +89,9 @@ print(type(model.optimizer).__name__, int(model.optimizer.iterations), *kinds)
 
 
 def test_a_saved_model_loads_where_neither_horovod_nor_tf_mp_is(tmp_path):
-    model = keras.Sequential([keras.Input((3,)), hvd.SyncBatchNormalization(), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((3,)), hvd.SyncBatchNormalization(), keras.layers.Dense(1)]
+    )
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), loss="mse")
     model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
     model.save(tmp_path / "model.keras")
@@ -108,7 +111,9 @@ def test_load_model_goes_on_distributed_with_the_state_of_a_plain_file(tmp_path)
 
 
 def test_load_model_gives_back_the_synchronised_layers_of_a_saved_model(tmp_path):
-    model = keras.Sequential([keras.Input((3,)), hvd.SyncBatchNormalization(), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((3,)), hvd.SyncBatchNormalization(), keras.layers.Dense(1)]
+    )
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), loss="mse")
     model.save(tmp_path / "model.keras")
     assert type(hvd.load_model(tmp_path / "model.keras").layers[0]) is hvd.SyncBatchNormalization

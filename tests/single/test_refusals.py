@@ -42,6 +42,13 @@ def test_a_cut_that_cannot_be_says_what_could(arguments, words):
         tf_mp.parallelize(build(), **arguments)
 
 
+def test_synchronised_batch_normalisation_is_refused_by_name():
+    image = keras.Input((6,))
+    x = hvd.SyncBatchNormalization(name="norm")(image)
+    with pytest.raises(ValueError, match="'norm' cannot be split.*SyncBatchNormalization"):
+        tf_mp.parallelize(keras.Model(image, keras.layers.Dense(2, name="a")(x)), cuts=["a"])
+
+
 def test_more_stages_than_devices_or_operations():
     with pytest.raises(ValueError, match="Received: 5 stages. Expected: at most 4"):
         image = keras.Input((6,))

@@ -141,13 +141,15 @@ def test_events_become_spans_of_their_step():
 
 
 def test_a_reduction_lasts_until_it_is_done_and_is_not_work():
+    about = {"name": "stage_0/reduce/h", "kernel_type": "HorovodAllreduce", "step_id": 7}
     events = [
         event("tf_mp_step", 0, 10),
-        event("stage_0/reduce/h:HorovodAllreduce", 2, 2.1),
-        event("ExecutorState::ProcessAsync::Done", 6, 6, name="stage_0/reduce/h"),
+        event("ExecutorState::ProcessAsync::Done", 6, 6.5, **about),
+        event("ExecutorState::ProcessAsync::Start", 2, 2.1, **about),
+        event("ExecutorState::ProcessAsync::Done", 8, 9, **about),  # of none that started
     ]
     [step], _ = spans.read_steps(events, RUN)
-    assert step.communication == [(2, 6)]
+    assert step.communication == [(2, 6.5)]
     assert step.spans == ()
 
 

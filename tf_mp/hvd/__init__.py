@@ -1,7 +1,7 @@
 """`horovod.tensorflow.keras`, right on Keras 3: the same names, arguments, defaults and meaning.
 
-Change one line of a Horovod Keras script: `import tf_mp.hvd as hvd`. What Horovod has besides (such
-as `hvd.grouped_allreduce` or `hvd.join`) is found here too, and is Horovod's own.
+Change one line of a Horovod Keras script: `import tf_mp.hvd as hvd`. What Horovod has besides
+(such as `hvd.grouped_allreduce` or `hvd.join`) is found here too, and is Horovod's own.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ import horovod.tensorflow as _horovod
 from tf_mp.hvd import callbacks, elastic
 from tf_mp.hvd import guard as _guard
 from tf_mp.hvd import patches as _patches
-from tf_mp.hvd.basics import *
+from tf_mp.hvd.basics import *  # noqa: F403
 from tf_mp.hvd.basics import __all__ as _basics
 from tf_mp.hvd.batch_norm import SyncBatchNormalization
-from tf_mp.hvd.collectives import *
+from tf_mp.hvd.collectives import *  # noqa: F403
 from tf_mp.hvd.collectives import __all__ as _collectives
 from tf_mp.hvd.optimizer import (
     DistributedOptimizer,

@@ -21,7 +21,12 @@ from tf_mp.hvd.basics import Average, Compression, ProcessSet, global_process_se
 from tf_mp.hvd.reduction import Reducer
 from tf_mp.hvd.settings import Settings, groups_from
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distributed_in", "is_distributed"]
+__all__ = [
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "distributed_in",
+    "is_distributed",
+]
 
 _STATE = "_tf_mp_distribution"
 
@@ -205,8 +210,8 @@ def variables_of_layers(layers: Any) -> list[Any]:
     for layer in listed:
         if not isinstance(layer, keras.layers.Layer) or not layer.built:
             raise ValueError(
-                f"Received: local_layers={listed!r}. Expected: built Keras layers; build the model "
-                "first, for instance with model.build(input_shape)."
+                f"Received: local_layers={listed!r}. Expected: built Keras layers; build the "
+                "model first, for instance with model.build(input_shape)."
             )
     return [weight for layer in listed for weight in layer.trainable_weights]
 

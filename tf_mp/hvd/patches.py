@@ -1,7 +1,7 @@
 """The three places where Keras itself must know that an optimizer is distributed.
 
-Keras offers no hook for them, so importing `tf_mp.hvd` replaces three members of Keras classes. Each
-replacement does what Keras does for every optimizer that is not wrapped.
+Keras offers no hook for them, so importing `tf_mp.hvd` replaces three members of Keras classes.
+Each replacement does what Keras does for every optimizer that is not wrapped.
 
 * `LossScaleOptimizer.apply` checks the gradients for infinities and then, within a `cond`, calls
   the inner optimizer, perhaps wrapped (Keras itself wraps the optimizer so at `compile` for

@@ -1,8 +1,8 @@
 """Gradients of all ranks become one: reduced by device, in groups, under lasting names.
 
 Gradients are put into groups in the reverse order of their variables, which is about the order in
-which the backward pass makes them. One group is one fused collective; it starts as soon as its last
-gradient is there, while the rest of the backward pass goes on. A group ends at `GROUP_BYTES`.
+which the backward pass makes them. One group is one fused collective; it starts as soon as its
+last gradient is there, while the rest of the backward pass goes on. A group ends at `GROUP_BYTES`.
 """
 
 import itertools

@@ -67,7 +67,7 @@ class Settings:
         ):
             raise ValueError(
                 f"Received: gradient_predivide_factor={self.gradient_predivide_factor} with "
-                f"op={_OPS[self.op]}. Expected: a positive factor with op=Average, and 1.0 on ROCm."
+                f"op={_OPS[self.op]}. Expected: a positive factor with op=Average, 1.0 on ROCm."
             )
         if self.backward_passes_per_step < 1:
             raise ValueError(

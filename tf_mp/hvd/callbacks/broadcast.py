@@ -20,8 +20,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Gives every rank the root rank's model and optimizer before the first step.
 
     A model or optimizer that is first built by the first batch gets the values then, before that
-    step runs. Statistics that layers keep (batch normalisation) differ by rank while an epoch runs;
-    at its end, before validation and before a checkpoint of the epoch, each rank gets their mean.
+    step runs. Statistics that layers keep (batch normalisation) differ by rank while an epoch
+    runs; at its end, before validation and before a checkpoint of the epoch, each rank
+    gets their mean.
 
     Args:
         root_rank: the rank whose values are sent.

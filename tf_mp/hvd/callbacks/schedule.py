@@ -67,9 +67,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.steps_per_epoch = self.params.get("steps")
             if self.steps_per_epoch is None:
                 warnings.warn(
-                    f"Received: data of unknown length and no steps_per_epoch. {type(self).__name__}"
-                    " keeps the rate of the epoch's start through its first epoch, and counts its "
-                    "steps. Pass steps_per_epoch to change the rate at each batch from the start.",
+                    "Received: data of unknown length and no steps_per_epoch. "
+                    f"{type(self).__name__} keeps the rate of the epoch's start through its "
+                    "first epoch, and counts its steps. Pass steps_per_epoch to change the rate "
+                    "at each batch from the start.",
                     stacklevel=2,
                 )
         if size() > 1:
