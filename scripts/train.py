@@ -47,6 +47,7 @@ def parse(arguments=None):
     add("--keep", type=positive, default=3, metavar="N", help="newest checkpoints to keep (3)")
     add("--log-dir", metavar="DIR", help="write TensorBoard logs here")
     add("--verify", action="store_true", help="prove first that each stage runs on its device")
+    add("--timeline", metavar="DIR", help="measure some steps first, write pictures and traces")
     add("--summary", metavar="FILE", help="write the results as JSON")
     return parser.parse_args(arguments)
 
@@ -103,6 +104,8 @@ def main():
     test_images = data.load(args.dataset, "test", shuffle=False, **settings)
     if args.verify:
         training.verify(model, test_images)
+    if args.timeline:
+        training.timeline(model, test_images, args.timeline)
 
     progress = Progress(steps, global_batch, first_step=first_step, log_dir=args.log_dir)
     saving = CheckpointCallback(

@@ -125,13 +125,25 @@ def verify(model: keras.Model, data: Any) -> None:
     """Proves on the first batch that each operation runs on its stage's device; says so.
 
     Raises:
-        RuntimeError: an operation strays.
+        RuntimeError: an operation strays, on any rank; raised on every rank.
     """
     from tf_mp import placement
 
     proof = placement.verify_placement(model, next(iter(data)))
+    proved = world.exchange(proof.ok, what="whether placement is proved")
     proof.raise_for_strays()
+    if not all(proved):
+        others = [rank for rank, ok in enumerate(proved) if not ok]
+        raise RuntimeError(f"Placement is not proved on ranks {others}; they name the strays.")
     world.say(f"placement proved: {sum(proof.counts.values())} operations, none strays.")
+
+
+def timeline(model: keras.Model, data: Any, folder: str | Path) -> None:
+    """Measures some steps on the first batch; each rank writes what they show into a folder."""
+    from tf_mp import trace
+
+    trace.record(model, next(iter(data)), folder)
+    world.say(f"wrote timeline-rank<r>.png, .json and .trace.json into {folder}")
 
 
 def report(summary: dict[str, Any], path: str | Path | None = None) -> None:
