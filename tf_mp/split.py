@@ -120,7 +120,7 @@ def _check_model(model: keras.Model) -> None:
 def _check_operations(graph: Graph) -> None:
     """Refuses layers whose collectives would run once a micro-batch."""
     for operation in graph.operations:
-        if type(operation.target).__name__ == "SyncBatchNormalization":
+        if type(operation.target).__qualname__ == "SyncBatchNormalization":
             raise ValueError(
                 f"The layer {operation.name!r} cannot be split. Received: SyncBatchNormalization, "
                 "whose ranks would wait for each other in every micro-batch. Expected: "
