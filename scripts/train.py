@@ -102,6 +102,7 @@ def main():
     images = data.load(args.dataset, "train", start_step=first_step,
                        steps=max(0, steps - first_step), **settings)
     test_images = data.load(args.dataset, "test", shuffle=False, **settings)
+    data.check_range(next(iter(test_images))[0])
     if args.verify:
         training.verify(model, test_images)
     if args.timeline:
