@@ -69,23 +69,23 @@ def turn(name, batch_size):
 
 def measure(rounds, steps, batch_size):
     """For each variant its ms a step in each round."""
-    workers = {}
+    processes = {}
     for name in VARIANTS:
         command = [sys.executable, __file__, "--turn", name, "--batch-size", str(batch_size)]
-        workers[name] = subprocess.Popen(
+        processes[name] = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        if workers[name].stdout.readline().strip() != "ready":
+        if processes[name].stdout.readline().strip() != "ready":
             sys.exit(f"The variant {name!r} did not start; run: {' '.join(command)}")
     found = {name: [] for name in VARIANTS}
     for _ in range(rounds):
-        for name, worker in workers.items():
-            print(steps, file=worker.stdin, flush=True)
-            found[name].append(float(worker.stdout.readline()))
-    for worker in workers.values():
-        worker.stdin.close()
-        worker.wait()
+        for name, process in processes.items():
+            print(steps, file=process.stdin, flush=True)
+            found[name].append(float(process.stdout.readline()))
+    for process in processes.values():
+        process.stdin.close()
+        process.wait()
     return found
 
 

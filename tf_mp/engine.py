@@ -56,7 +56,6 @@ class Engine:
         input_keys: Keys of the model's flat inputs.
         homes: For each variable (by id) the index of the stage where it lives.
         step: Scalar int64, the global step.
-        num_devices: Distinct devices; `device_of[k]` is the index of stage k's.
         device_of: For each stage the index of its device.
         first_micro_batch: Global index of this rank's first micro-batch.
     """

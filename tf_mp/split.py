@@ -64,7 +64,6 @@ def parallelize(
         model = recording.build(model)
     _check_model(model)
     graph = trace(model, recording.subclassed(model, inputs) if inputs is not None else None)
-
     _check_operations(graph)
 
     def in_flight(count: int) -> list[int]:
