@@ -164,8 +164,11 @@ class Stage:
             values[key] = _with_mask(tensor, mask)
         with keras.StatelessScope(given, collect_losses=True) as scope:
             for operation in self.operations:
+                before = _num_made()
                 operation.run(values, training)
                 _refuse_unknown_state(operation, scope, given)
+                if training:
+                    _refuse_stateful_draws(operation, before)
         outputs = [values[key] for key in self.outputs]
         out_masks = [None if tensor is None else compat.get_mask(tensor) for tensor in outputs]
         new = [scope.get_current_value(v) for v in self.state]
@@ -222,6 +225,40 @@ def _total(losses: Sequence[Any]) -> Any:
     """The sum of what `add_loss` and activity regularisers gave, or None."""
     parts = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in losses]
     return tf.add_n(parts) if parts else None
+
+
+#: TensorFlow's operations that draw from a generator of their own.
+_STATEFUL_DRAWS = {
+    "Multinomial",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
+
+
+def _num_made() -> int:
+    """Operations in the graph that is being made; 0 when running eagerly."""
+    if tf.executing_eagerly():
+        return 0
+    return len(tf.compat.v1.get_default_graph().get_operations())
+
+
+def _refuse_stateful_draws(operation: Operation, before: int) -> None:
+    """Fails where a layer draws from stateful `tf.random`: its draws would follow no key."""
+    if tf.executing_eagerly():
+        return
+    made = tf.compat.v1.get_default_graph().get_operations()[before:]
+    kinds = sorted({new.type for new in made} & _STATEFUL_DRAWS)
+    if kinds:
+        raise ValueError(
+            f"The layer {operation.name!r} cannot be split. Received: a call that draws from "
+            f"stateful tf.random ({', '.join(kinds)}). Expected: keras.random with a "
+            "keras.random.SeedGenerator of the layer, passed as `seed=`."
+        )
 
 
 def _refuse_unknown_state(operation: Operation, scope: Any, given: list[Any]) -> None:

@@ -225,10 +225,17 @@ def test_custom_layers_with_state_of_their_own_are_merged_once():
     assert int(split.get_layer("b").calls.numpy()) == 1
 
 
-def test_a_layer_that_draws_without_a_seed_of_its_own_is_refused_by_name():
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (lambda shape: keras.random.normal(shape), "SeedGenerator"),
+        (lambda shape: tf.random.normal(shape), "stateful tf.random.*RandomStandardNormal"),
+    ],
+)
+def test_a_layer_that_draws_without_a_seed_of_its_own_is_refused_by_name(draw, words):
     class Noise(keras.layers.Layer):
         def call(self, x):
-            return x + keras.random.normal(keras.ops.shape(x))
+            return x + draw(keras.ops.shape(x))
 
     def maker():
         image = keras.Input((6,))
@@ -236,5 +243,5 @@ def test_a_layer_that_draws_without_a_seed_of_its_own_is_refused_by_name():
 
     split = tf_mp.parallelize(maker, cuts=["c"], micro_batches=2)
     split.compile("sgd", LOSS)
-    with pytest.raises(ValueError, match="'noise' cannot be split.*SeedGenerator"):
+    with pytest.raises(ValueError, match=f"'noise' cannot be split.*{words}"):
         split.train_on_batch(X, Y)
