@@ -22,7 +22,8 @@ lint() {
   return $code
 }
 
-single() { python -m pytest tests/single; }
+# Each of the processes takes 3 GB and little more than one core.
+single() { python -m pytest -n "${TEST_PROCESSES:-2}" --dist worksteal tests/single; }
 
 integration() { python -m pytest tests/integration; }
 

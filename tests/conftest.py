@@ -22,5 +22,5 @@ assert len(tf.config.list_logical_devices("CPU")) == 4, tf.config.list_logical_d
 def fresh_keras(request):
     """Gives each test that uses Keras the same random numbers and the same names of layers."""
     if {"keras", "tf", "tf_mp", "reference"} & set(vars(request.module)):
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)  # collecting garbage takes seconds
         keras.utils.set_random_seed(0)

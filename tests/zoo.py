@@ -27,6 +27,19 @@ def _sparse(**kwargs):
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
 
 
+def residual():
+    """What ResNet-50 is made of, eight blocks small: convolutions, batch normalisation, sums."""
+    x = inputs = keras.Input((32, 32, 3))
+    for i in range(8):
+        width = 4 * (1 + i // 4)
+        y = keras.layers.Conv2D(width, 3, strides=1 + (i % 4 == 0), padding="same")(x)
+        y = keras.layers.ReLU()(keras.layers.BatchNormalization()(y))
+        y = keras.layers.Conv2D(width, 1)(y)
+        x = y if i % 4 == 0 else keras.layers.Add()([x, y])
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
 def case(name, batch=10):
     random = np.random.default_rng(7)
     images = random.random((batch, 28, 28, 1), np.float32)
@@ -37,6 +50,8 @@ def case(name, batch=10):
         tokens[row, length:] = 0
     if name == "mnist_cnn":
         return Case(lambda: models.build_model(seed=3), images, labels, [_sparse()])
+    if name == "residual":
+        return Case(residual, colours, labels, [_sparse()])
     if name == "resnet50":
         return Case(lambda: models.resnet50(size=32), colours, labels, [_sparse()])
     if name == "vgg16":

@@ -17,9 +17,9 @@ from typing import Any
 
 import keras
 
-from tf_mp import world
+from tf_mp import state_file, world
 
-__all__ = ["CheckpointCallback", "Checkpoints"]
+__all__ = ["CheckpointCallback", "Checkpoints", "state_of"]
 
 _MODEL, _STATE = "model.keras", "state.json"
 
@@ -93,15 +93,24 @@ class Checkpoints:
         if problem:
             raise ValueError(problem)
         if state is not None and world.current().size > 1:
-            _send(model)
+            from tf_mp import hvd
+
+            hvd.broadcast_variables(state_of(model), root_rank=0)
         return state
+
+    def configuration(self) -> dict[str, Any]:
+        """What the newest whole checkpoint was made with, on every rank; empty without one."""
+        found = next(self._whole(), None) if world.current().is_root else None
+        made_with = found[1].get("configuration") if found is not None else None
+        made_with = world.broadcast(made_with, what="the checkpoint's configuration")
+        return made_with if isinstance(made_with, dict) else {}
 
     def _whole(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yields the checkpoints that are whole, newest first; says which are not."""
         found = self.folder.glob("step-*") if self.folder is not None else []
         for path in sorted(found, reverse=True):
             try:
-                state = json.loads((path / _STATE).read_text())
+                state = state_file.read(path / _STATE)
                 if state["model_sha256"] != _digest(path / _MODEL):
                     raise ValueError(f"{_MODEL} is not the file that was written")
                 yield path, state
@@ -256,22 +265,19 @@ def _load(model: keras.Model, path: Path, state: dict[str, Any]) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Keras only warns where an optimizer does not fit
             model.load_weights(path / _MODEL)
-    except (ValueError, UserWarning) as error:
+            for variable, seed in zip(seeds, state["seeds"], strict=True):
+                variable.assign(seed)
+    except (ValueError, TypeError, OverflowError, UserWarning) as error:
         return f"Received: the checkpoint {path}, which does not fit this model: {error}"
-    for variable, seed in zip(seeds, state["seeds"], strict=True):
-        variable.assign(seed)
     return None
 
 
-def _send(model: keras.Model) -> None:
-    """Gives every rank the root's variables, the optimizer's included."""
-    from tf_mp import hvd
-
+def state_of(model: keras.Model) -> list[keras.Variable]:
+    """All variables that a run goes on from: the model's and its optimizer's, which is built."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    slots = optimizer.variables if optimizer is not None else []
-    hvd.broadcast_variables([*model.variables, *slots], root_rank=0)
+    return [*model.variables, *(optimizer.variables if optimizer is not None else [])]
 
 
 def _digest(path: Path) -> str:

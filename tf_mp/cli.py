@@ -24,13 +24,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return int(options.run(options))
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
+    except Exception as error:
         if getattr(options, "debug", False):
             raise
-        print(f"tf-mp {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _say(options.command, error)
     except KeyboardInterrupt:
         return 130
+
+
+def _say(command: str, error: Exception) -> int:
+    """Prints one line about an error; whose it is decides the exit status."""
+    expected = isinstance(error, ValueError | RuntimeError | OSError | ImportError)
+    kind = "" if expected else f"{type(error).__name__}: "
+    print(f"tf-mp {command}: {kind}{' '.join(str(error).split())}", file=sys.stderr)
+    return 2 if expected else 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         commands, "timeline", "what really ran when, beside the plan", timeline
     )
     timeline_options.add_argument(
-        "--steps", type=int, default=5, help="steps to measure (default: %(default)s)"
+        "--steps", type=request.positive, default=5, help="steps to measure (default: %(default)s)"
     )
     timeline_options.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing"
@@ -168,8 +175,9 @@ def _add_about_model(
 
 def _add_doctor(commands: Any) -> None:
     options = commands.add_parser("doctor", help="what of the set-up is wrong, and what mends it")
-    options.add_argument("--stages", type=int, default=2, help="stages of the job in mind")
-    options.add_argument("--ranks", type=int, default=2, help="ranks on this host")
+    add = options.add_argument
+    add("--stages", type=request.positive, default=2, help="stages of the job in mind")
+    add("--ranks", type=request.positive, default=2, help="ranks on this host")
     options.add_argument("--data-dir", metavar="DIR", help="the folder of all data sets")
     request.add_json_option(options)
     options.add_argument(

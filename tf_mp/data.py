@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_mp.datasets import DataError, data_folder, find
-from tf_mp.dealing import Deal
+from tf_mp.dealing import Deal, Share
 from tf_mp.preparation import prepare
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def load(
     steps: int | None = None,
     shuffle: bool = True,
     drop_remainder: bool | None = None,
+    share: Share | None = None,
 ) -> tf.data.Dataset:
     """One rank's batches of a prepared data set.
 
@@ -60,6 +61,8 @@ def load(
             does not fill a global batch at the end of an epoch. False deals one epoch without
             leaving or doubling a sample: as many steps on every rank, none of them empty, only
             sizes differ. By default as `shuffle`: True for training, False for evaluation.
+        share: this rank's part of each global batch; by default the equal one that `batch_size`
+            and `world` give.
 
     Returns:
         Batches (images, labels): (batch, height, width, channels) float32 in [0, 1] and (batch,)
@@ -78,7 +81,7 @@ def load(
     _check_steps(fixed, start_step, steps)
     with tf.device("/CPU:0"):  # The samples stay on the host, whatever devices there are.
         source = open_source(_prepared(name, data_dir), split)
-        deal = Deal(source.count, batch_size, world.rank, world.size)
+        deal = Deal(source.count, batch_size, world.rank, world.size, share)
         if fixed:
             _say(world, deal.left_over(f"{name} {split}", shuffle))
             keys = _training(source, deal, seed, start_step, steps, shuffle)

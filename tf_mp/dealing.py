@@ -4,7 +4,59 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Deal"]
+from tf_mp import microbatch
+
+__all__ = ["Deal", "Share"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has of every global batch: some of its micro-batches, one after the other.
+
+    The global batch is cut into micro-batches first, and these are dealt to the ranks there are,
+    in unequal shares where they do not divide. So the micro-batches, and what is drawn in them,
+    are the same for every number of ranks.
+
+    Attributes:
+        global_batch: samples of all ranks in one step.
+        start: index of this rank's first sample in the global batch.
+        stop: index after its last one.
+        micro_batches: number of its micro-batches.
+        first_micro_batch: index of its first one among those of all ranks.
+
+    >>> [(s.start, s.stop, s.micro_batches) for s in (Share.of(24, 8, r, 3) for r in range(3))]
+    [(0, 9, 3), (9, 18, 3), (18, 24, 2)]
+    """
+
+    global_batch: int
+    start: int
+    stop: int
+    micro_batches: int
+    first_micro_batch: int
+
+    @classmethod
+    def of(cls, global_batch: int, micro_batches: int, rank: int, size: int) -> Share:
+        """The share of one rank.
+
+        Args:
+            global_batch: samples of all ranks in one step.
+            micro_batches: micro-batches of all ranks; with fewer samples there are fewer.
+            rank: number of the rank.
+            size: number of ranks.
+
+        Raises:
+            ValueError: fewer micro-batches than ranks.
+        """
+        sizes = microbatch.sizes(global_batch, micro_batches)
+        own = microbatch.deal(len(sizes), size, rank)
+        start = sum(sizes[: own.start])
+        stop = start + sum(sizes[own.start : own.stop])
+        return cls(global_batch, start, stop, len(own), own.start)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this rank in one step."""
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -20,12 +72,14 @@ class Deal:
         batch_size: samples a rank and step.
         rank: number of this rank.
         size: number of ranks.
+        dealt: this rank's part of each global batch for training, instead of the r-th equal one.
     """
 
     count: int
     batch_size: int
     rank: int = 0
     size: int = 1
+    dealt: Share | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or not 0 <= self.rank < self.size:
@@ -37,7 +91,14 @@ class Deal:
     @property
     def global_batch(self) -> int:
         """Samples of all ranks in one step."""
-        return self.batch_size * self.size
+        return self.dealt.global_batch if self.dealt else self.batch_size * self.size
+
+    @property
+    def part(self) -> slice:
+        """This rank's samples of a global batch."""
+        if self.dealt:
+            return slice(self.dealt.start, self.dealt.stop)
+        return slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
 
     def steps_per_epoch(self) -> int:
         """Global batches that one epoch fills.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tf_mp import cores, gpus, world
 
-__all__ = ["init", "owned", "resolve"]
+__all__ = ["init", "meet", "owned", "resolve"]
 
 _owned: tuple[str, ...] = ()
 
@@ -64,15 +64,28 @@ def init(devices_per_rank: int | None = None) -> None:
     table = world.exchange(_visible_gpus(), what="visible GPUs")
     mine = gpus.deal(table, devices_per_rank)[here.rank]
     num_devices = len(mine) or devices_per_rank or 2
-    problem = _take(mine, num_devices, share)
+    kind = "GPU" if mine else "CPU"
+    names = tuple(f"/device:{kind}:{index}" for index in range(num_devices))
+    _agree(names, _take(mine, num_devices, share))
+    _owned = names
+    world.say(_summary(here, share))
+
+
+def meet() -> None:
+    """What a rank that is under way does while ranks that join an elastic run call `init`.
+
+    A rank keeps its devices: its number on its host stays, so new ranks take others.
+    """
+    world.exchange(_visible_gpus(), what="visible GPUs")
+    _agree(_owned, None)
+
+
+def _agree(names: tuple[str, ...], problem: str | None) -> None:
+    """Ends on all ranks where one has a problem, or another kind of devices."""
     problems = world.exchange(problem, what="problems with devices")
     if any(problems):
         _raise(RuntimeError, problems)
-    kind = "GPU" if mine else "CPU"
-    names = tuple(f"/device:{kind}:{index}" for index in range(num_devices))
     world.agree("device map", {f"stage {s}": name for s, name in enumerate(names)})
-    _owned = names
-    world.say(_summary(here, share))
 
 
 def owned() -> tuple[str, ...]:

@@ -8,6 +8,7 @@ it is used: a download that broke off must not become a shorter data set.
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def _read(path: Path, num_dimensions: int) -> np.ndarray:
             f"of bytes in {num_dimensions} dimension(s): is it the right file, or still packed?"
         )
     shape = [int(size) for size in np.frombuffer(data, ">u4", num_dimensions, offset=4)]
-    expected = start + int(np.prod(shape))
+    expected = start + math.prod(shape)
     if len(data) != expected:
         raise ValueError(
             f"{path} holds {len(data)} bytes. Expected {expected} for the shape {shape} that it "

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_mp import compat, microbatch
 
-__all__ = ["OutputLoss", "denominators", "has_loss_mask", "mask_of", "resolve"]
+__all__ = ["OutputLoss", "denominators", "has_loss_mask", "mask_of", "resolve", "scale_dtype"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -169,6 +169,11 @@ def _rest(shape: Sequence[int | None]) -> list[int]:
     return [1 if size is None else size for size in shape[1:]]
 
 
+def scale_dtype() -> tf.DType:
+    """What denominators and the factors of gradients are computed in: float32 at least."""
+    return tf.float64 if keras.config.floatx() == "float64" else tf.float32
+
+
 def denominators(
     entry: OutputLoss, sizes: Sequence[int], mask: Any, cut: Callable[[Any], list[Any]]
 ) -> list[Any]:
@@ -182,7 +187,7 @@ def denominators(
         cut: Cuts a (local_batch, ...) tensor into the micro-batches.
 
     Returns:
-        For each micro-batch a number or a scalar float32 tensor; None for `sum`.
+        For each micro-batch a number or a scalar tensor of `scale_dtype`; None for `sum`.
     """
     reduction = getattr(entry.loss, "reduction", "sum_over_batch_size")
     if reduction in ("sum", None, "none"):
@@ -197,9 +202,10 @@ def denominators(
         if weight is None and valid is None:
             found.append(microbatch.denominator(reduction, size))
         elif weight is None:
-            count = tf.reduce_sum(tf.cast(valid, tf.float32))
+            count = tf.reduce_sum(tf.cast(valid, scale_dtype()))
             found.append(microbatch.denominator(reduction, size, num_valid=count))
         else:
-            total = tf.reduce_sum(compat.loss_weights_of_mask(weight, valid, reduction))
+            made = compat.loss_weights_of_mask(weight, valid, reduction)
+            total = tf.cast(tf.reduce_sum(made), scale_dtype())
             found.append(microbatch.denominator(reduction, size, weight_sum=total))
     return found

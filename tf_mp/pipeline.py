@@ -12,9 +12,18 @@ from tf_mp.cutting import Cut
 from tf_mp.graph import Graph
 from tf_mp.stage import Stage
 
-__all__ = ["Pipeline", "pipeline_of"]
+__all__ = ["Pipeline", "pipeline_of", "restart_tags"]
 
-_TAGS = itertools.count()
+_tags = itertools.count()
+
+
+def restart_tags() -> None:
+    """Counts the tags of pipelines from 0 again, as ranks that have just started do.
+
+    Tags are in the names of collectives, by which Horovod pairs the ranks.
+    """
+    global _tags
+    _tags = itertools.count()
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,6 +37,8 @@ class Pipeline:
         micro_batches: How many micro-batches a local batch is cut into.
         schedule: Name of the schedule, `"1f1b"` or `"gpipe"`.
         recompute: For each stage whether its forward is done again in the backward.
+        first_micro_batch: Index of this rank's first micro-batch among those of all ranks; None:
+            every rank has as many. `dealing.Share` tells it.
     """
 
     graph: Graph
@@ -36,9 +47,10 @@ class Pipeline:
     micro_batches: int
     schedule: str
     recompute: tuple[bool, ...]
+    first_micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        self.tag = f"{self.graph.model.name}_{next(_TAGS)}"
+        self.tag = f"{self.graph.model.name}_{next(_tags)}"
         names = list(dict.fromkeys(stage.device for stage in self.stages))
         self.device_of = tuple(names.index(stage.device) for stage in self.stages)
         self._home_of_key = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from tf_mp import world
+from tf_mp import evaluation, world
 
 __all__ = ["Progress"]
 
@@ -19,8 +19,8 @@ _CELLS = 20
 class Progress(keras.callbacks.Callback):
     """Reports the mean loss and metrics of all ranks every few steps; the root rank prints.
 
-    Each report is the mean over the steps since the one before, not since the start. The callback
-    must stand in the list of every rank.
+    Each report is the mean over the samples since the one before, not since the start. The
+    callback must stand in the list of every rank.
 
     Args:
         num_steps: optimizer steps of the whole run.
@@ -30,7 +30,7 @@ class Progress(keras.callbacks.Callback):
         log_dir: where the root rank writes the same numbers for TensorBoard.
 
     Attributes:
-        final_loss: the loss of the last report.
+        losses: the loss of each report.
         step_times_ms: the duration of each step but the first two, which trace the graph.
     """
 
@@ -54,8 +54,13 @@ class Progress(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(str(log_dir))
         self._show = sys.stderr.isatty() if is_root else False
         self._last = time.perf_counter()
-        self.final_loss = math.nan
+        self.losses: list[float] = []
         self.step_times_ms: list[float] = []
+
+    @property
+    def final_loss(self) -> float:
+        """The loss of the last report."""
+        return self.losses[-1] if self.losses else math.nan
 
     @property
     def step_time_ms(self) -> float:
@@ -79,7 +84,7 @@ class Progress(keras.callbacks.Callback):
         self._last = now
         self._step += 1
         if self._step % self._every == 0 or self._step == self._num_steps:
-            self._report(logs or {})
+            self._report()
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Ends the bar's line and the log."""
@@ -87,12 +92,11 @@ class Progress(keras.callbacks.Callback):
             print(file=sys.stderr)
         self._writer.close()
 
-    def _report(self, logs: dict[str, float]) -> None:
+    def _report(self) -> None:
         """Takes the mean over the ranks, prints it, logs it, and begins a new mean."""
-        ours = {name: float(value) for name, value in logs.items()}
-        theirs = world.exchange(ours, what="the metrics of some steps")
-        means = {name: statistics.fmean(one[name] for one in theirs) for name in ours}
-        self.final_loss = means.get("loss", math.nan)
+        evaluation.pool_metrics(self.model)
+        means = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        self.losses.append(means.get("loss", math.nan))
         self.model.reset_metrics()
         with self._writer.as_default(step=self._step):
             for name, value in means.items():

@@ -1,6 +1,7 @@
 """What a person asks a sub-command for: a model by name, how to cut it, and a batch for it."""
 
 import argparse
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ __all__ = [
     "compile_if_needed",
     "cuts_of",
     "num_stages",
+    "positive",
     "random_batch",
     "split",
     "usual_idiom",
@@ -31,16 +33,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="a built-in name (mnist_cnn, resnet50, ...), a .keras file, or "
         "package.module:function that builds a Keras model (default: %(default)s)",
     )
-    add("--stages", type=_positive, help="number of stages (default: what the cuts give)")
+    add("--stages", type=positive, help="number of stages (default: what the cuts give)")
     add(
         "--cuts",
         help="'scopes' (the tf.device blocks of the model), 'auto' (measured), layer names that "
         "begin a stage ('dense,logits'), or operations for each stage ('4,3')",
     )
-    add("--micro-batches", type=_positive, help="micro-batches of a step (default: 2 x stages)")
+    add("--micro-batches", type=positive, help="micro-batches of a step (default: 2 x stages)")
     add("--schedule", default="1f1b", help="1f1b or gpipe (default: %(default)s)")
     add(
-        "--batch-size", type=_positive, default=32, help="samples of a rank (default: %(default)s)"
+        "--batch-size", type=positive, default=32, help="samples of a rank (default: %(default)s)"
     )
     add_json_option(parser)
     add("--png", type=Path, metavar="FILE", help="also draw a picture into FILE")
@@ -88,7 +90,12 @@ def cuts_of(text: str | None) -> Any:
     """
     if text in (None, "auto", "scopes"):
         return text
-    words = [word.strip() for word in str(text).split(",") if word.strip()]
+    words = [word.strip() for word in str(text).split(",")]
+    if not all(words):
+        raise ValueError(
+            f"Received: --cuts {str(text)!r}. Expected: 'scopes', 'auto', layer names that begin "
+            "a stage ('dense,logits'), or operations for each stage ('4,3')."
+        )
     return [int(word) for word in words] if all(word.isdigit() for word in words) else words
 
 
@@ -212,7 +219,13 @@ def _saved(path: Path) -> Any:
 
     if not path.is_file():
         raise ValueError(f"No such file. Received: --model {path}. Expected a saved Keras model.")
-    return keras.models.load_model(path)
+    try:
+        return keras.models.load_model(path)
+    except Exception as error:  # a damaged file fails in any part of Keras, zipfile or HDF5
+        raise ValueError(
+            f"Received: --model {path}, which Keras cannot load ({_brief(error)}). Expected: a "
+            "whole model, saved with `model.save`, whose own classes are importable."
+        ) from error
 
 
 def _imported(name: str) -> Callable[[], Any]:
@@ -221,17 +234,40 @@ def _imported(name: str) -> Callable[[], Any]:
         sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever that module raises while it is imported
         raise ValueError(
-            f"The model cannot be imported: {error}. Received: --model {name}. "
+            f"The model cannot be imported: {_brief(error)}. Received: --model {name}. "
             "Expected package.module:function, importable from this folder."
         ) from error
     if not callable(found):
         raise ValueError(f"{name} is not a function. Received: {type(found).__name__}.")
-    return found
+    return _telling(name, found)
 
 
-def _positive(text: str) -> int:
+def _telling(name: str, build: Callable[[], Any]) -> Callable[[], Any]:
+    """The function, whose errors say whose they are."""
+
+    @functools.wraps(build)
+    def built() -> Any:
+        try:
+            return build()
+        except Exception as error:
+            raise ValueError(
+                f"Received: --model {name}, which raised {_brief(error)}. Expected: a function "
+                "without arguments that returns a Keras model."
+            ) from error
+
+    return built
+
+
+def _brief(error: Exception) -> str:
+    """One line for an error, with its type unless its words are enough."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}"
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, as `argparse` reads it."""
     value = int(text) if text.lstrip("-").isdigit() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, not {text!r}")

@@ -100,8 +100,8 @@ class _Memory:
     def epoch(self, deal: Deal, seed: int, epoch: tf.Tensor, shuffle: bool) -> tf.data.Dataset:
         steps = deal.steps_per_epoch()
         order = self._order(seed, epoch, shuffle)[: steps * deal.global_batch]
-        parts = tf.reshape(order, [steps, deal.size, deal.batch_size])
-        return tf.data.Dataset.from_tensor_slices(parts[:, deal.rank])
+        batches = tf.reshape(order, [steps, deal.global_batch])
+        return tf.data.Dataset.from_tensor_slices(batches[:, deal.part])
 
     def whole(self, deal: Deal, seed: int, shuffle: bool) -> tf.data.Dataset:
         order = tf.data.Dataset.from_tensor_slices(self._order(seed, 0, shuffle))
@@ -137,7 +137,7 @@ class _Stream:
         return self._records.batch(WINDOW).enumerate().map(mix).unbatch()
 
     def epoch(self, deal: Deal, seed: int, epoch: tf.Tensor, shuffle: bool) -> tf.data.Dataset:
-        mine = slice(deal.rank * deal.batch_size, (deal.rank + 1) * deal.batch_size)
+        mine = deal.part
         order = self._order(seed, epoch, shuffle)
         batches = order.batch(deal.global_batch, drop_remainder=True)
         return batches.map(lambda images, labels: (images[mine], labels[mine]))

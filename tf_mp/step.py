@@ -37,6 +37,9 @@ def predict(pipeline: Pipeline, model: keras.Model, data: Any) -> Any:
 def engine_of(pipeline: Pipeline, x: Any, step: tf.Tensor) -> Engine:
     """The engine for one local batch at a global step (scalar int64)."""
     batch = Batch(pipeline.standardize(x), pipeline.micro_batches)
+    first = pipeline.first_micro_batch
+    if first is None:
+        first = world.current().rank * pipeline.micro_batches
     return Engine(
         pipeline.stages,
         batch,
@@ -44,7 +47,7 @@ def engine_of(pipeline: Pipeline, x: Any, step: tf.Tensor) -> Engine:
         homes=pipeline.homes,
         step=step,
         device_of=pipeline.device_of,
-        first_micro_batch=world.current().rank * pipeline.micro_batches,
+        first_micro_batch=first,
     )
 
 

@@ -10,6 +10,7 @@ passing it on. Ranks would go on without anyone to stop them; so its death count
 
 import math
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -21,19 +22,25 @@ from typing import Any
 import keras
 
 from tf_mp import world
+from tf_mp.datasets import DataError
 
 __all__ = ["AgreedStop", "end_all_on_error", "guarded"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 STOPPED, INTERRUPTED = 143, 130
+_CUT_OFF = "Horovod has been shut down"
+
+_hosts: list[str] = []
+"""The host of each rank, told at the start of the training."""
 
 
 class AgreedStop(keras.callbacks.Callback):
     """Ends the run on all ranks after a step, when one of them got a signal or lost its loss.
 
     SIGTERM and SIGUSR1 end with exit code 143, Ctrl-C with 130, each after `save`. A loss that is
-    not finite on any rank ends with an error on all, without saving. The callback must stand in
-    the list of every rank.
+    not finite on any rank ends with an error on all, without saving. When one rank is told to stop
+    (`model.stop_training`, as by `EarlyStopping`) all stop with it. The callback must stand in the
+    list of every rank, after those that may stop the training.
 
     Args:
         save: called on every rank before leaving because of a signal.
@@ -62,6 +69,7 @@ class AgreedStop(keras.callbacks.Callback):
         for number in _SIGNALS:
             self._former[number] = signal.signal(number, self._note)
         self._shell = _shell_of_horovodrun()
+        _hosts[:] = world.exchange(platform.node(), what="host names")
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Gives the signals back to who had them."""
@@ -79,17 +87,26 @@ class AgreedStop(keras.callbacks.Callback):
         if self._shell not in (None, _grandparent()):
             self._code = self._code or STOPPED
         loss = float((logs or {}).get("loss", 0.0))
-        notes = world.exchange([self._code, math.isfinite(loss)], what="reasons to stop")
-        lost = [rank for rank, (_, finite) in enumerate(notes) if not finite]
+        notes = world.exchange(
+            [self._code, math.isfinite(loss), bool(self.model.stop_training)],
+            what="reasons to stop",
+        )
+        lost = [rank for rank, (_, finite, _) in enumerate(notes) if not finite]
         if lost:
             raise FloatingPointError(
                 f"Received: a loss that is not finite on ranks {lost}, in step {batch + 1} of "
                 "this fit. Expected: a number. Nothing was saved; lower the learning rate, or "
                 "look at the data of that step."
             )
-        noted = [code for code, _ in notes]
+        noted = [code for code, _, _ in notes]
         if any(noted):
             self._leave(max(noted), [rank for rank, code in enumerate(noted) if code])
+        self.model.stop_training = any(early for _, _, early in notes)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Stops on all ranks after an epoch when one of them is told to."""
+        early = world.exchange(bool(self.model.stop_training), what="whether to stop early")
+        self.model.stop_training = any(early)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Remembers a signal; the second Ctrl-C ends at once."""
@@ -150,6 +167,26 @@ def end_all_on_error() -> None:
         sys.excepthook = hook
 
 
+def _is_ours(error: BaseException) -> bool:
+    """Whether a message is in our own words: what was received, and what was expected."""
+    if isinstance(error, DataError) or str(error).startswith("Received"):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    here = frames and Path(__file__).parent in Path(frames[-1].f_code.co_filename).parents
+    return bool(here) and ("Received" in str(error) or "Expected" in str(error))
+
+
+def _lost(here: world.World) -> str:
+    """Words for the end of the connection to the others, of which this rank is not the cause."""
+    others = [
+        f"rank {rank} on {host}" for rank, host in enumerate(_hosts) if rank != here.rank
+    ] or [f"the other {here.size - 1} ranks"]
+    return (
+        f"tf_mp: Received: no answer from another rank ({', '.join(others)}). Expected: all ranks "
+        "alive and reachable. The cause is in that rank's output, or its host is cut off.\n"
+    )
+
+
 def _end(error: BaseException) -> int:
     """Prints what happened and, where there are other ranks, ends this one at once.
 
@@ -157,8 +194,10 @@ def _end(error: BaseException) -> int:
     that instead of the cause. The launcher, or the broken connection, ends them.
     """
     here = world.current()
-    told = str(error).startswith("Received")  # our own words: where they were raised says nothing
+    told = _is_ours(error)  # it says what to do: where it was raised says nothing
     text = f"tf_mp: {error}\n" if told else "".join(traceback.format_exception(error))
+    if here.size > 1 and _CUT_OFF in str(error):
+        text = _lost(here)
     where = f" on rank {here.rank} of {here.size}" if here.size > 1 else ""
     print(f"{text}tf_mp: the run ended with this error{where}.", file=sys.stderr, flush=True)
     sys.stdout.flush()

@@ -121,7 +121,7 @@ class _Train:
             locals_: list[Any] = [sum(row) if row[0] is not None else 1.0 for row in counts]
         totals = self._over_ranks([*locals_, float(sum(sizes))])
         with self.engine.place(self.pipeline.stages[-1], "loss"):
-            loss_scale = self.optimizer.scale_loss(tf.ones([], tf.float32))
+            loss_scale = self.optimizer.scale_loss(tf.ones([], losses_of.scale_dtype()))
             scales = [
                 [
                     self._weight(count, total, entry.weight) * loss_scale
@@ -130,15 +130,16 @@ class _Train:
                 for row, total, entry in zip(counts, totals[:-1], self.losses, strict=True)
             ]  # fmt: skip
             extra = [self._weight(size, totals[-1], None) * loss_scale for size in sizes]
-        self.loss_scale = loss_scale
+        self.loss_scale, self.num_samples = loss_scale, totals[-1]
         return scales, extra
 
     def _weight(self, count: Any, total: Any, loss_weight: Any) -> tf.Tensor:
         if count is None:
-            share = tf.constant(microbatch.weight(None, total, self.ranks), tf.float32)
+            share = tf.constant(microbatch.weight(None, total, self.ranks), losses_of.scale_dtype())
         else:
-            numerator = tf.cast(count, tf.float32) * self.ranks
-            share = tf.math.divide_no_nan(numerator, tf.cast(total, tf.float32))
+            dtype = losses_of.scale_dtype()
+            numerator = tf.cast(count, dtype) * self.ranks
+            share = tf.math.divide_no_nan(numerator, tf.cast(total, dtype))
         return share if loss_weight is None else share * loss_weight
 
     def _over_ranks(self, locals_: list[Any]) -> list[Any]:
@@ -147,7 +148,7 @@ class _Train:
         from tf_mp import hvd
 
         with self.engine.place(self.pipeline.stages[-1], "reduce"):
-            packed = tf.stack([tf.cast(value, tf.float32) for value in locals_])
+            packed = tf.stack([tf.cast(value, losses_of.scale_dtype()) for value in locals_])
             name = f"tf_mp/{self.pipeline.tag}/denominators"
             return tf.unstack(hvd.allreduce(packed, op=hvd.Sum, name=name), num=len(locals_))
 
@@ -183,12 +184,14 @@ class _Train:
                     compat.raw(variable).assign(new)
 
     def _mean_over_ranks(self, value: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
+        """The mean over the ranks, each by its share of the samples: shares may be unequal."""
         if self.ranks == 1:
             return value
         from tf_mp import hvd
 
+        share = tf.cast(self.engine.batch.size / self.num_samples, value.dtype)
         name = f"tf_mp/{self.pipeline.tag}/state/{variable.path}"
-        return hvd.allreduce(value, op=hvd.Average, name=name)
+        return hvd.allreduce(value * share, op=hvd.Sum, name=name)
 
     # Update ----------------------------------------------------------------------------------
 

@@ -12,13 +12,49 @@ import keras
 import numpy as np
 
 import tf_mp
-from tf_mp import world
+from tf_mp import stop, world
 from tf_mp.checkpoint import Checkpoints
 
 __all__ = [
-    "agree_at_start", "broadcast", "digest_of_weights", "learning_rate", "replicate", "report",
-    "resume", "verify", "versions",
+    "OPTIMIZERS", "agree_at_start", "broadcast", "digest_of_weights", "fit", "learning_rate",
+    "plan", "replicate", "report", "resume", "verify", "versions",
 ]
+
+#: What `--optimizer` accepts by name.
+OPTIMIZERS = {
+    "rmsprop": keras.optimizers.RMSprop,
+    "adam": keras.optimizers.Adam,
+    "sgd": keras.optimizers.SGD,
+}
+
+
+def plan(batch_size: int, stages: int, micro_batches: int | None = None) -> dict[str, int]:
+    """What a run of the present ranks keeps for good, whatever ranks it has later.
+
+    Args:
+        batch_size: samples a rank.
+        stages: devices of a rank.
+        micro_batches: parts of a local batch; None: 2 x stages, 1 for one stage.
+    """
+    size = world.current().size
+    micro_batches = micro_batches or (2 * stages if stages > 1 else 1)
+    return {
+        "global_batch": batch_size * size,
+        "global_micro_batches": min(micro_batches, batch_size) * size,
+    }
+
+
+def fit(model: keras.Model, data: Any, callbacks: list[keras.callbacks.Callback]) -> None:
+    """`model.fit`, after which no callback listens to signals, however it ended.
+
+    Keras tells callbacks of the end of the training only where it was no error.
+    """
+    try:
+        model.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
+    finally:
+        for callback in callbacks:
+            if isinstance(callback, stop.AgreedStop):
+                callback.on_train_end()
 
 
 def learning_rate(global_batch: int, warmup_steps: int = 0) -> Any:
@@ -71,13 +107,27 @@ def agree_at_start(configuration: dict[str, Any]) -> None:
             host may have elsewhere, only whether it is given counts.
 
     Raises:
-        ValueError: on every rank, naming what differs and where.
+        ValueError: on every rank, naming what differs and where; or the summary has no place.
     """
     world.agree("versions", versions())
+    _make_room(configuration.get("summary"))
     places = {name for name in configuration if name.endswith("_dir") or name == "summary"}
     world.agree(
         "settings", {k: v is not None if k in places else v for k, v in configuration.items()}
     )
+
+
+def _make_room(file: str | None) -> None:
+    """Makes the folder of a file on the root rank, before hours of training and not after."""
+    problem = None
+    if file is not None and world.current().is_root:
+        try:
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = error.strerror
+    problem = world.broadcast(problem, what="the place of the summary")
+    if problem:
+        raise ValueError(f"Received: --summary {file} ({problem}). Expected: a file in a folder.")
 
 
 def resume(
@@ -96,7 +146,7 @@ def resume(
     state = checkpoints.restore(model)
     if state is None:
         return 0
-    former = state["configuration"] or {}
+    former = state["configuration"] if isinstance(state["configuration"], dict) else {}
     changed = [f"{k}={v!r} after {former[k]!r}" for k, v in configuration.items()
                if k in former and former[k] != v]
     if changed:

@@ -73,7 +73,8 @@ def init() -> World:
     except ImportError as error:
         return _without_horovod(launched, error)
     world = current()
-    if launched > 1 and world.size != launched:
+    # Under the elastic launcher the number has changed since it started this process, perhaps.
+    if launched > 1 and world.size != launched and "HOROVOD_ELASTIC" not in os.environ:
         raise RuntimeError(
             f"Received: a launcher that started {launched} processes, but Horovod sees "
             f"{world.size}. Expected: the same number. Start the job with `horovodrun`, `mpirun` "

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_mp import checkpoint, evaluation, stop, training, world
+from tf_mp import checkpoint, data, evaluation, stop, training, world
 
 FAULT, RANK, FOLDER = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 STEPS = 2000 if FAULT == "stopped from outside" else 40
@@ -44,6 +44,14 @@ class Fault(keras.callbacks.Callback):
             os.kill(os.getpid(), getattr(signal, FAULT))
 
 
+class Early(keras.callbacks.Callback):
+    """One rank alone is told to stop after the fifth step, as an EarlyStopping might."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if FAULT == "early stopping" and batch == 4 and here():
+            self.model.stop_training = True
+
+
 def here():
     return world.current().rank == RANK
 
@@ -60,6 +68,8 @@ def main():
     training.agree_at_start({"steps": STEPS, "fault": FAULT == "settings" and here()})
     if FAULT == "data" and here():
         raise ValueError("Received: no data. Expected: some.")
+    if FAULT == "download":
+        data.prepare("none", FOLDER, "no_such_folder", world=world.current())
     model = tf_mp.parallelize(build, cuts="auto" if FAULT == "auto" else [1, 1], micro_batches=2)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(training.replicate(keras.optimizers.Adam()), loss=loss)
@@ -68,11 +78,12 @@ def main():
         folder = os.path.join(FOLDER, "file")
         open(folder, "w").close()
     saving = checkpoint.CheckpointCallback(folder, 3)
-    data = np.random.default_rng(world.current().rank)
+    draw = np.random.default_rng(world.current().rank)
     steps = STEPS - 1 if FAULT == "steps" and here() else STEPS
-    images = data.random((8 * steps, 8), np.float32)
-    labels = data.integers(0, 3, 8 * steps)
-    callbacks = [training.broadcast(), stop.AgreedStop(saving.save), saving, Fault()]
+    images = draw.random((8 * steps, 8), np.float32)
+    labels = draw.integers(0, 3, 8 * steps)
+    stopping = stop.AgreedStop(saving.save)
+    callbacks = [training.broadcast(), Early(), stopping, saving, Fault()]
     batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
     if FAULT == "unknown length":
         batches = batches.filter(lambda x, y: True)

@@ -14,6 +14,11 @@ _MARK = "TF_MP_TEST_RUN"
 _NOT_OURS = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "OPAL_", "TF_NUM_", "COV_")
 
 
+def load():
+    """How much slower than a machine without other work this one is now."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 class Run:
     """One run of a script by several ranks, or in one plain process.
 
@@ -91,9 +96,11 @@ class Run:
 
 
 def _launch(launcher, ranks):
-    """The words before the script."""
+    """The words before the script; a list of words stays what it is."""
     if launcher is None:
         return []
+    if isinstance(launcher, list):
+        return launcher
     if launcher == "mpirun":
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return ["mpirun", *as_root, "-np", str(ranks), "--bind-to", "none", "--tag-output"]

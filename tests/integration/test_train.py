@@ -6,13 +6,14 @@ import runpy
 import signal
 from pathlib import Path
 
+import elastic_runs
+import few_images
 import keras
 import numpy as np
 import pytest
 from launching import ROOT, Run
 
-from tf_mp import data, idx
-from tf_mp.choose import choose
+from tf_mp import data
 from tf_mp.world import World
 
 TRAIN = ROOT / "scripts" / "train.py"
@@ -26,21 +27,7 @@ SUMMARY_KEYS = {
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """Options for a data set of 1,000 real images and 201 to test with."""
-    folder = tmp_path_factory.mktemp("data")
-    found = choose(os.environ.get("DATA_DIR"))
-    splits = {}
-    for split, count in [("train", 1000), ("test", 201)]:
-        some = data.load(
-            found.dataset, f"{split}[:{count}]", batch_size=count, world=World(), seed=0,
-            data_dir=found.data_dir, shuffle=False,
-        )
-        pixels, labels = next(iter(some))
-        pixels = np.rint(pixels.numpy()[..., 0] * 255).astype(np.uint8)
-        splits[split] = (pixels, labels.numpy().astype(np.uint8))
-    (folder / "idx").mkdir()
-    idx.write_folder(folder / "idx", splits)
-    data.prepare("few_images", folder, folder / "idx")
-    return ["--dataset", "few_images", "--data-dir", folder]
+    return few_images.prepare(tmp_path_factory.mktemp("data"))
 
 
 def train(images, tmp_path, *more, script=(TRAIN,), ranks=2, launcher="mpirun"):
@@ -55,7 +42,8 @@ def weights(folder, step):
     return [v.numpy() for v in [*model.weights, *model.optimizer.variables]]
 
 
-OPTIONS = ["--batch-size", "20", "--checkpoint-every", "5", "--keep", "9"]
+OPTIONS = ["--batch-size", "20", "--checkpoint-every", "5", "--keep", "9", "--steps", "15"]
+OPTIONS += ["--optimizer", "adam"]
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +51,9 @@ def undisturbed(images, tmp_path_factory):
     """A run of two ranks and 15 steps: its summary, its folder, its output."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run, summary = train(
-        images, folder, *OPTIONS, "--steps", "15", "--checkpoint-dir", folder / "saved",
-        "--log-dir", folder / "logs", "--verify", launcher="horovodrun",
+        images, folder, *OPTIONS, "--checkpoint-dir", folder / "saved",
+        "--log-dir", folder / "logs", script=(elastic_runs.SCRIPT, folder, "[]"),
+        launcher="horovodrun",
     )
     with run:
         assert run.wait() == 0, run.output
@@ -80,7 +69,6 @@ def test_two_ranks_train_in_step_and_say_what_they_did(undisturbed):
     assert 0.3 < summary["accuracy"] <= 1
     assert summary["final_loss"] < 2.3
     assert len(summary["weights_sha256"]) == 64
-    assert "placement proved" in output
     assert output.count("step 10/15") == 1  # the root speaks for all
     assert list((folder / "logs").glob("events*"))
 
@@ -99,20 +87,42 @@ def test_the_accuracy_is_that_of_the_saved_model_on_all_test_images(undisturbed,
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, images, tmp_path):
     summary, folder, _ = undisturbed
     saved = tmp_path / "saved"
-    options = [*OPTIONS, "--steps", "15", "--checkpoint-dir", saved]
+    options = [*OPTIONS, "--checkpoint-dir", saved]
     first, _ = train(images, tmp_path, *options)
     with first:
         first.wait_for((saved / "step-00000010").exists)
         os.kill(first.rank(1), signal.SIGKILL)
         assert first.wait(30) != 0
         assert not first.orphans()
-    second, path = train(images, tmp_path, *options)
+    second, path = train(images, tmp_path, *options, "--verify")
     with second:
         assert second.wait() == 0, second.output
     assert "going on from step 10" in second.output
+    assert "placement proved" in second.output
     for one, other in zip(weights(folder / "saved", 15), weights(saved, 15), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
     assert json.loads(path.read_text())["weights_sha256"] == summary["weights_sha256"]
+
+
+def test_an_elastic_run_is_the_undisturbed_run_whatever_ranks_leave_and_join(
+    undisturbed, images, tmp_path
+):
+    """Two ranks, one after a kill -9, then three that share eight micro-batches."""
+    _, folder, _ = undisturbed
+    events = [["kill", 6, 2, 0], ["join", 9, 1]]
+    with elastic_runs.elastic(
+        tmp_path, events, 2, *images, *OPTIONS, "--commit-every", "3",
+        "--checkpoint-dir", tmp_path / "saved", "--summary", tmp_path / "summary.json",
+    ) as run:
+        assert run.wait() == 0, run.output
+        assert not run.orphans(), run.output
+    for size in (1, 3):
+        assert f"the ranks have changed: now {size}." in run.output
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["world_size"], summary["global_batch"]) == (3, 40)
+    assert elastic_runs.trace(tmp_path) == elastic_runs.trace(folder)
+    pair = (elastic_runs.weights(where / "saved", 15) for where in (folder, tmp_path))
+    assert elastic_runs.furthest(*pair) < 1e-4
 
 
 @pytest.mark.parametrize("promise", ["averaging", "broadcast"])

@@ -8,6 +8,7 @@ import reference
 import tf_mp
 import tf_mp.hvd as hvd
 from tf_mp import training
+from tf_mp.dealing import Share
 
 WORLD = tf_mp.current_world()
 LOSS = {"from_logits": True}
@@ -35,17 +36,28 @@ def local(array):
     return np.split(array, WORLD.size)[WORLD.rank]
 
 
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
-def test_two_ranks_equal_one_on_the_global_batch(reduction):
+@pytest.mark.parametrize(
+    ("reduction", "micro_batches"),
+    [("sum_over_batch_size", 4), ("sum", 4), ("mean_with_sample_weight", 4), ("sum", 3),
+     ("sum_over_batch_size", 3)],
+)
+def test_two_ranks_equal_one_on_the_global_batch(reduction, micro_batches):
+    """Three micro-batches: one rank has two of them and the other one, and fewer samples."""
     assert WORLD.size == 2
     x, y, _ = data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
     whole = plain()
-    split = tf_mp.parallelize(keras.models.clone_model(whole), cuts=["norm"], micro_batches=2)
+    share = Share.of(len(x), micro_batches, WORLD.rank, WORLD.size)
+    split = tf_mp.parallelize(
+        keras.models.clone_model(whole), cuts=["norm"], micro_batches=share.micro_batches
+    )
+    if micro_batches == 3:  # else every rank has as many: nothing needs to be said
+        tf_mp.pipeline_of(split).first_micro_batch = share.first_micro_batch
     reference.copy_weights(whole, split)
     split.compile(hvd.DistributedOptimizer(reference.Keep()), loss)
-    split.train_on_batch(local(x), local(y))
-    expected, state, _ = reference.step(whole, [loss], x, y, 4)
+    own = slice(share.start, share.stop)
+    split.train_on_batch(x[own], y[own])
+    expected, state, _ = reference.step(whole, [loss], x, y, micro_batches)
     found = reference.gradients_of(split)
     # A bias before batch normalisation has almost no gradient: large terms that cancel.
     size = max(1.0, *(np.abs(gradient).max() for gradient in expected.values()))

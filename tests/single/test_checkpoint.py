@@ -50,6 +50,16 @@ def test_a_checkpoint_opens_with_plain_keras(tmp_path):
     assert {"tensorflow", "keras"} <= set(state["versions"])
 
 
+def test_what_the_newest_whole_checkpoint_was_made_with_is_read_without_a_model(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.configuration() == {} == Checkpoints(None).configuration()
+    checkpoints.save(model(), 1, configuration={"global_batch": 16})
+    checkpoints.save(model(), 2, configuration={"global_batch": 24})
+    assert checkpoints.configuration() == {"global_batch": 24}
+    (tmp_path / "step-00000002" / "model.keras").write_bytes(b"damaged")
+    assert checkpoints.configuration() == {"global_batch": 16}
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_ten_steps_equal_five_a_restart_and_five(tmp_path, optimizer):
     whole = model(optimizer)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_mp import data, idx, sources
+from tf_mp.dealing import Share
 
 NUM_TRAIN, NUM_TEST = 250, 103
 
@@ -58,6 +59,14 @@ def test_global_batches_are_the_same_for_every_world_size(data_dir, source):
     alone = global_batches(data_dir, 1, steps=14)
     for size in (2, 4) if source == "memory" else (2,):
         assert alone == global_batches(data_dir, size, steps=14)
+
+
+def test_unequal_shares_make_the_same_global_batches(data_dir, source):
+    alone = global_batches(data_dir, 1, steps=8)
+    shares = [Share.of(40, 8, rank, 3) for rank in range(3)]
+    ranks = [numbers(load(data_dir, r, 3, share=s, steps=8)) for r, s in enumerate(shares)]
+    assert [len(parts[0]) for parts in ranks] == [15, 15, 10]
+    assert [sum(parts, []) for parts in zip(*ranks, strict=True)] == alone
 
 
 def test_an_epoch_has_each_sample_once_at_most_and_the_next_has_another_order(data_dir, source):

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tf_mp.dealing import Deal
+from tf_mp import microbatch
+from tf_mp.dealing import Deal, Share
 
 counts = st.integers(1, 500)
 batch_sizes = st.integers(1, 40)
@@ -56,3 +57,27 @@ def test_a_split_smaller_than_a_global_batch_is_an_error_with_the_numbers():
 def test_a_rank_or_batch_size_out_of_range_is_an_error(wrong):
     with pytest.raises(ValueError, match="Expected batch_size of 1 or more"):
         Deal(*wrong)
+
+
+@given(st.integers(1, 200), st.integers(1, 40), world_sizes)
+def test_shares_are_the_same_micro_batches_for_every_number_of_ranks(batch, micro_batches, size):
+    sizes = microbatch.sizes(batch, micro_batches)
+    assume(size <= len(sizes))
+    shares = [Share.of(batch, micro_batches, rank, size) for rank in range(size)]
+    assert [sample for s in shares for sample in range(s.start, s.stop)] == list(range(batch))
+    assert max(s.micro_batches for s in shares) - min(s.micro_batches for s in shares) <= 1
+    for share in shares:  # a rank that cuts its own samples finds just these
+        first, count = share.first_micro_batch, share.micro_batches
+        assert microbatch.sizes(share.num_samples, count) == sizes[first : first + count]
+
+
+def test_eight_micro_batches_over_three_ranks_are_three_three_and_two():
+    shares = [Share.of(24, 8, rank, 3) for rank in range(3)]
+    assert [share.micro_batches for share in shares] == [3, 3, 2]
+    assert [share.first_micro_batch for share in shares] == [0, 3, 6]
+    assert [share.num_samples for share in shares] == [9, 9, 6]
+
+
+def test_more_ranks_than_micro_batches_is_an_error_with_the_remedy():
+    with pytest.raises(ValueError, match="Received: 2 micro-batches for 3 ranks"):
+        Share.of(24, 2, 0, 3)

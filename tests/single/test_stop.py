@@ -126,3 +126,29 @@ def test_with_other_ranks_an_error_ends_this_one_at_once(monkeypatch, capsys):
     stop.guarded(fail(KeyError("cause")))
     assert codes == [1]
     assert "rank 1 of 2" in capsys.readouterr().err
+
+
+def test_a_lost_rank_is_named_with_its_host_and_without_a_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(stop.os, "_exit", lambda code: None)
+    monkeypatch.setattr(world, "current", lambda: World(rank=0, size=2))
+    monkeypatch.setattr(stop, "_hosts", ["a", "b"])
+    stop.guarded(fail(RuntimeError("Node: Horovod has been shut down. This was caused by ...")))
+    said = capsys.readouterr().err
+    assert "no answer from another rank (rank 1 on b)" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("where", ["reasons to stop", "whether to stop early"])
+def test_all_stop_with_the_rank_that_is_told_to_stop_early(monkeypatch, where):
+    """After a step, or after an epoch as EarlyStopping does; here another rank is told."""
+
+    def exchange(value, *, what):
+        if what != where:
+            return [value, value]
+        return [value, [0, True, True] if isinstance(value, list) else True]
+
+    monkeypatch.setattr(world, "exchange", exchange)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(IMAGES, LABELS, batch_size=3, epochs=4, verbose=0, callbacks=[stop.AgreedStop()])
+    assert model.optimizer.iterations == (1 if where == "reasons to stop" else 2)

@@ -2,12 +2,14 @@
 
 import json
 import math
+import signal
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tf_mp import evaluation, training, world
+from tf_mp import evaluation, stop, training, world
 from tf_mp.checkpoint import Checkpoints
 from tf_mp.progress import Progress
 
@@ -35,6 +37,23 @@ def test_the_rate_rises_in_a_straight_line_and_stays():
     assert found == pytest.approx(expected)
 
 
+def test_the_plan_of_a_run_is_in_numbers_of_all_ranks(monkeypatch):
+    monkeypatch.setattr(world, "current", lambda: world.World(size=3))
+    wanted = {"global_batch": 30, "global_micro_batches": 12}
+    assert training.plan(10, stages=2) == wanted
+    assert training.plan(10, stages=1)["global_micro_batches"] == 3
+    assert training.plan(2, stages=2, micro_batches=5)["global_micro_batches"] == 6
+
+
+def test_signals_go_back_to_who_had_them_when_training_fails(model):
+    before, failing = signal.getsignal(signal.SIGTERM), keras.callbacks.Callback()
+    failing.on_train_batch_end = lambda batch, logs: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        training.fit(model, tf.data.Dataset.from_tensors((IMAGES, LABELS)),
+                     [stop.AgreedStop(), failing])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_a_run_with_other_settings_does_not_go_on_from_a_checkpoint(tmp_path, model):
     settings = {"dataset": "mnist", "seed": 0, "global_batch": 200}
     checkpoints = Checkpoints(tmp_path)
@@ -58,6 +77,7 @@ def test_the_progress_is_the_mean_since_the_last_report(model, capsys, tmp_path)
     # The last two batches only, and not the mean of all six.
     before = model.evaluate(IMAGES[8:], LABELS[8:], verbose=0, return_dict=True)["loss"]
     assert progress.final_loss == pytest.approx(before, abs=0.02)
+    assert len(progress.losses) == 3
     assert "loss" in lines[-1]
 
 

@@ -42,6 +42,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return run_fn(guarded, _reset)
 
 
+def listener() -> Any:
+    """A state for `run` that keeps nothing and only hears of ranks that come and go."""
+    return ObjectState(bcast_object=_horovod.broadcast_object, get_rank=_horovod.rank)
+
+
 def _is_lost_rank(error: Exception) -> bool:
     """Whether a failed step failed in a collective, for a rank is gone or Horovod stopped."""
     text = str(error)

@@ -1,0 +1,131 @@
+"""What `tf-mp plan` predicts beside what is measured, for the zoo at two stages.
+
+A row: predicted and measured milliseconds a step; what the timeline says of the same steps; the
+bytes of weights and slots predicted and really there. Measured is the median of several turns of
+`fit`; the plan is taken anew before and after them and the mean of both counts, so that a machine
+that changes its pace in between disturbs less.
+"""
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+FOLDER = pathlib.Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent))
+
+import harness  # noqa: E402
+
+# name -> (samples, arguments of the builder): enough work that a step is not all dispatch
+MODELS = {
+    "mnist_cnn": (100, {}),
+    "transformer": (32, {"width": 256}),
+    "lstm": (64, {"width": 256, "length": 32}),
+    "unet": (32, {"size": 64, "width": 16}),
+    "two_in_two_out": (4096, {"width": 512}),
+    "vgg16": (16, {}),
+    "resnet50": (16, {}),
+}
+COUNTS = (1, 2, 4, 8)
+STEPS = 4
+
+
+def rows(name, turns):
+    """The rows of one model, in this process."""
+    import time
+
+    import tf_mp
+
+    tf_mp.init(devices_per_rank=2)
+    import keras
+    import tensorflow as tf
+
+    from tf_mp import models, plan, request, timeline
+
+    samples, settings = MODELS[name]
+    cuts = "scopes" if name == "mnist_cnn" else "auto"
+    for m in COUNTS:
+        model = tf_mp.parallelize(
+            lambda: models.NAMES[name](**settings), stages=2, micro_batches=m, cuts=cuts
+        )
+        pipeline = tf_mp.pipeline_of(model)
+        cuts = [len(stage.operations) for stage in pipeline.stages]
+        request.compile_if_needed(model)
+        batch = request.random_batch(model, samples)
+        data = tf.data.Dataset.from_tensors(batch).repeat()
+        model.fit(data, steps_per_epoch=3, verbose=0)
+        plans, times = [plan.plan(pipeline, samples)], []
+        for _ in range(turns):
+            start = time.perf_counter()
+            model.fit(data, steps_per_epoch=STEPS, verbose=0)
+            times.append((time.perf_counter() - start) * 1e3 / STEPS)
+        plans.append(plan.plan(pipeline, samples))
+        seen = timeline.measure(model, batch, steps=5)
+        stages = plans[0].stages
+        slots = [v for v in model.optimizer.variables if v.shape.rank]
+        yield {
+            "model": name,
+            "micro_batches": m,
+            "predicted_ms": statistics.mean(p.step_ms for p in plans),
+            "measured_ms": times,
+            "timeline_ms": seen.step_ms,
+            "busy_ms": {d: u * seen.step_ms for d, u in seen.utilisation().items()},
+            "predicted_busy_ms": list(plans[0].simulation.busy_ms),
+            "disorder": seen.disorder(),
+            "weights": [sum(s.bytes.weights for s in stages), size(model.variables)],
+            "slots": [sum(s.bytes.slots for s in stages), size(slots)],
+            "optimizer": keras.optimizers.serialize(model.optimizer)["class_name"],
+        }
+
+
+def size(variables):
+    """Bytes that variables take, from their values."""
+    return sum(v.numpy().nbytes for v in variables)
+
+
+def table(found):
+    """All rows in Markdown."""
+    lines = [
+        "| model | m | predicted ms | measured ms (quartiles) | predicted to measured | "
+        "timeline to measured | order obeyed | weights and slots exact |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found:
+        measured = statistics.median(row["measured_ms"])
+        low, _, high = statistics.quantiles(row["measured_ms"], n=4)
+        exact = len({*row["weights"]}) == len({*row["slots"]}) == 1
+        lines.append(
+            f"| {row['model']} | {row['micro_batches']} | {row['predicted_ms']:.1f} | "
+            f"{measured:.1f} ({low:.1f} to {high:.1f}) | {row['predicted_ms'] / measured:.2f} | "
+            f"{row['timeline_ms'] / measured:.2f} | {'no' if row['disorder'] else 'yes'} | "
+            f"{'yes' if exact else 'NO'} |"
+        )
+    return "\n".join(lines)
+
+
+def main():
+    """Measures every model in a process of its own."""
+    options = harness.parser(__doc__.splitlines()[0], rounds=7, steps=STEPS)
+    options.add_argument("--here", action="store_true", help="print rows as JSON")
+    args = options.parse_args()
+    if args.here:
+        for row in rows(args.only, args.rounds):
+            print("row:" + json.dumps(row), flush=True)
+        return
+    found = []
+    for name in [args.only] if args.only else MODELS:
+        command = [sys.executable, __file__, "--here", "--only", name, "--rounds", args.rounds]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
+        lines = [line.partition("row:")[2] for line in done.stdout.splitlines() if "row:" in line]
+        found += map(json.loads, lines)
+        print(table(found), flush=True)
+    name = args.only or "zoo"
+    text = f"{harness.head(args.rounds, args.steps)}\n\n{table(found)}"
+    harness.write(FOLDER, name, text, found)
+
+
+if __name__ == "__main__":
+    main()
