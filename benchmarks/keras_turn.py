@@ -23,6 +23,7 @@ def parse():
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--batch", type=int)
+    parser.add_argument("--cuts", choices=["auto", "parameters"], help="instead of the usual")
     parser.add_argument("--default-threads", action="store_true", help="TensorFlow's own defaults")
     return parser.parse_args()
 
@@ -78,13 +79,17 @@ def trainer(args):
 
 def model_of(args, network):
     """The network as the variant wants it."""
+    import networks
+
     import tf_mp
 
     if args.way == "plain":
         return on_one_device(network)
     if args.way == "idiom":
         return network.build(devices=["/device:CPU:0", "/device:CPU:1"])
-    cut = {"cuts": network.cuts} if args.stages > 1 else {"cuts": "auto"}
+    cut = {"cuts": args.cuts or network.cuts} if args.stages > 1 else {"cuts": "auto"}
+    if args.cuts == "parameters":
+        cut["cuts"] = networks.balance_by_parameters(network.build())
     return tf_mp.parallelize(
         network.build, stages=args.stages, micro_batches=args.micro_batches,
         schedule=args.schedule, **cut,

@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_mp import models
 
-__all__ = ["NAMES", "Network", "network"]
+__all__ = ["NAMES", "Network", "balance_by_parameters", "network"]
 
 MLP_LAYERS, MLP_WIDTH = 12, 1024
 TRANSFORMER = {"vocabulary": 256, "length": 64, "width": 256, "num_blocks": 6}
@@ -59,7 +59,23 @@ def network(name, batch=None):
         batch = batch or 32
         images = random.random((batch, 64, 64, 3), np.float32)
         return Network(models.resnet50, images, random.integers(0, 10, batch), "auto")
+    if name == "vgg16":
+        batch = batch or 16
+        images = random.random((batch, 64, 64, 3), np.float32)
+        return Network(models.vgg16, images, random.integers(0, 10, batch), "auto")
     raise ValueError(f"Received network {name!r}. Expected one of {', '.join(NAMES)}.")
+
+
+def balance_by_parameters(model):
+    """Two stages whose numbers of parameters are as equal as cuts between operations allow."""
+    from tf_mp import graph
+
+    sizes = [
+        sum(v.shape.num_elements() for v in operation.variables)
+        for operation in graph.trace(model).operations
+    ]
+    cut = min(range(1, len(sizes)), key=lambda k: max(sum(sizes[:k]), sum(sizes[k:])))
+    return [cut, len(sizes) - cut]
 
 
 NAMES = ("mnist_cnn", "mlp", "transformer", "resnet50")

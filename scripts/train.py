@@ -21,6 +21,7 @@ from tf_mp import data, elastic, evaluation, stop, training
 from tf_mp.checkpoint import CheckpointCallback, Checkpoints
 from tf_mp.dealing import Share
 from tf_mp.progress import Progress
+from tf_mp.request import cuts_of
 
 
 def parse(arguments=None):
@@ -40,7 +41,7 @@ def parse(arguments=None):
     add("--batch-size", type=positive, default=100, metavar="N", help="images a rank (100)")
     add("--steps", type=positive, metavar="N", help="optimizer steps (20000 // ranks)")
     add("--stages", type=positive, default=2, metavar="N", help="devices of a rank (2)")
-    add("--cuts", type=cuts, metavar="WHERE", help="scopes (the model's own tf.device blocks), "
+    add("--cuts", type=cuts_of, metavar="WHERE", help="scopes (the model's own tf.device blocks), "
         "auto (measured), layers that begin a stage (dense,logits), or a balance (5,3); default: "
         "scopes")
     add("--micro-batches", type=positive, metavar="N", help="parts of a local batch (2 x stages)")
@@ -72,14 +73,6 @@ def at_least(least):
         return number
 
     return whole_number
-
-
-def cuts(text):
-    """A way to cut, names of layers, or a balance."""
-    words = text.split(",")
-    if text in ("scopes", "auto"):
-        return text
-    return [int(word) for word in words] if all(map(str.isdigit, words)) else words
 
 
 def main():
