@@ -40,6 +40,10 @@ offer() {
   echo "$1:$slots"
 }
 
+if [ -n "${TF_MP_HOSTS:-}" ] && [ ! -r "$TF_MP_HOSTS" ]; then
+  echo "Received: TF_MP_HOSTS=$TF_MP_HOSTS. Expected: a file that can be read." >&2
+  exit 1
+fi
 gpus=$(count_gpus)
 if [ -z "${TF_MP_HOSTS:-}" ]; then
   offer localhost "$gpus"

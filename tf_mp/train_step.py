@@ -134,10 +134,10 @@ class _Train:
         return scales, extra
 
     def _weight(self, count: Any, total: Any, loss_weight: Any) -> tf.Tensor:
+        dtype = losses_of.scale_dtype()
         if count is None:
-            share = tf.constant(microbatch.weight(None, total, self.ranks), losses_of.scale_dtype())
+            share = tf.constant(microbatch.weight(None, total, self.ranks), dtype)
         else:
-            dtype = losses_of.scale_dtype()
             numerator = tf.cast(count, dtype) * self.ranks
             share = tf.math.divide_no_nan(numerator, tf.cast(total, dtype))
         return share if loss_weight is None else share * loss_weight

@@ -57,3 +57,9 @@ def test_a_host_that_has_no_replica_is_an_error_with_its_name(run, tmp_path, lin
     found = run(TF_MP_HOSTS=os.fspath(tmp_path / "hosts"))
     assert found.returncode == 1
     assert words in found.stderr
+
+
+def test_a_file_that_is_not_there_is_an_error_with_its_name(run):
+    found = run(TF_MP_HOSTS="/nowhere/hosts")
+    assert found.returncode == 1
+    assert "TF_MP_HOSTS=/nowhere/hosts" in found.stderr
