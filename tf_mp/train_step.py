@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_mp import compat, microbatch, step, update, world
+from tf_mp import compat, microbatch, reducing, step, update, world
 from tf_mp import loss as losses_of
 from tf_mp.backward import Backward
 from tf_mp.engine import Batch
@@ -215,7 +215,8 @@ class _Train:
             if penalty is not None:
                 penalties.append(penalty)
             shares.append(update.Share(stage.index, stage.device, gradients, own))
-        update.apply(self.optimizer, [self._reduced(share) for share in shares])
+        shares = [reducing.reduced(engine, self.optimizer, share) for share in shares]
+        update.apply(self.optimizer, shares)
         return penalties
 
     def _penalty_gradients(self, stage: Any, own: list[Any]) -> tuple[Any, list[Any]]:
@@ -227,22 +228,6 @@ class _Train:
                 return None, [None] * len(own)
             scaled = penalty * tf.cast(self.loss_scale, penalty.dtype)
         return penalty, tape.gradient(scaled, [values[id(v)] for v in own])
-
-    def _reduced(self, share: update.Share) -> update.Share:
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        reduce = getattr(self.optimizer, "reduce_gradients", None)
-        reduce = reduce or getattr(inner, "reduce_gradients", None)
-        present = [j for j, g in enumerate(share.gradients) if g is not None]
-        if reduce is None or not present:
-            return share
-        with self.engine.place(self.pipeline.stages[share.index], "reduce"):
-            reduced = reduce(
-                [share.gradients[j] for j in present], [share.variables[j] for j in present]
-            )
-        gradients: list[Any] = [None] * len(share.gradients)
-        for j, gradient in zip(present, reduced, strict=True):
-            gradients[j] = gradient
-        return update.Share(share.index, share.device, gradients, share.variables)
 
     # Logs ------------------------------------------------------------------------------------
 

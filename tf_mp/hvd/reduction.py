@@ -16,7 +16,7 @@ from tf_mp.hvd import variables as _variables
 from tf_mp.hvd.basics import Adasum, Average, nccl_built
 from tf_mp.hvd.settings import Settings
 
-__all__ = ["GROUP_BYTES", "reduce"]
+__all__ = ["GROUP_BYTES", "device_of", "reduce"]
 
 GROUP_BYTES = 32 * 2**20
 """Bytes of gradients after which a group is closed."""
@@ -58,7 +58,7 @@ def reduce(
                 dense.append(position)
         for group in _groups(settings, dense, gradients, variables):
             chosen = [tf.convert_to_tensor(gradients[position]) for position in group]
-            with tf.device(_device(settings.device_dense, variables[group[0]], variables)):
+            with tf.device(_device(settings.device_dense, variables[group[0]])):
                 results = _dense(settings, chosen, [names[position] for position in group])
             for position, result in zip(group, results, strict=True):
                 reduced[position] = result
@@ -75,7 +75,7 @@ def _groups(
         sizes: dict[tuple[str, str], int] = {}
         for position in asked:
             dtype = gradients[position].dtype
-            kind = (_device(settings.device_dense, variables[position], variables), dtype.name)
+            kind = (_device(settings.device_dense, variables[position]), dtype.name)
             size = dtype.size * (gradients[position].shape.num_elements() or 0)
             full = settings.groups is None and sizes.get(kind, 0) + size > GROUP_BYTES
             if kind not in by_kind or full:
@@ -105,16 +105,20 @@ def _asked_groups(
     return [*(group for group in listed if group), *([left] for left in of_variable.values())]
 
 
-def _device(asked: str, variable: Any, variables: Sequence[Any]) -> str:
-    """Where a gradient is reduced: as asked, or where its variable lies.
+def device_of(own: str) -> str:
+    """Where the gradient of a variable on the device `own` is reduced.
 
-    Several GPUs of one process under NCCL can wait for each other for ever (horovod#2944): there
-    all reductions go through the first of them.
+    There; but several GPUs of one process under NCCL can wait for each other for ever
+    (horovod#2944), so there all reductions of a process go through its first GPU.
     """
-    own = asked or _variables.device(variable)
-    if not asked and "GPU" in own and nccl_built():
-        return min(d for d in map(_variables.device, variables) if "GPU" in d)
+    if "GPU" in own and nccl_built():
+        return own.rpartition(":")[0] + ":0"
     return own
+
+
+def _device(asked: str, variable: Any) -> str:
+    """Where a gradient is reduced: as asked, or by where its variable lies."""
+    return asked or device_of(_variables.device(variable))
 
 
 def _dense(settings: Settings, gradients: list[tf.Tensor], names: list[str]) -> list[tf.Tensor]:
@@ -158,7 +162,7 @@ def _sparse(
             tensor, name=name, ignore_name_scope=True, process_set=settings.process_set
         )
 
-    with tf.device(_device(settings.device_sparse, variable, [variable])):
+    with tf.device(_device(settings.device_sparse, variable)):
         values = gather(gradient.values, "values")
         indices = gather(gradient.indices, "indices")
         if settings.op == Average:
