@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import tf_mp  # noqa: F401 - before keras: TensorFlow reads the oneDNN switch once
+
+# isort: split
 import keras
 import numpy as np
 

@@ -16,10 +16,12 @@ FOLDER = pathlib.Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
 import harness  # noqa: E402
+import networks  # noqa: E402
 
 # name -> (samples, arguments of the builder): enough work that a step is not all dispatch
 MODELS = {
     "mnist_cnn": (100, {}),
+    "mlp": (512, {}),
     "transformer": (32, {"width": 256}),
     "lstm": (64, {"width": 256, "length": 32}),
     "unet": (32, {"size": 64, "width": 16}),
@@ -41,13 +43,14 @@ def rows(name, turns):
     import keras
     import tensorflow as tf
 
-    from tf_mp import models, plan, request, timeline
+    from tf_mp import models, plan, request, simulate, timeline
 
     samples, settings = MODELS[name]
+    builders = {**models.NAMES, "mlp": networks.mlp}
     cuts = "scopes" if name == "mnist_cnn" else "auto"
     for m in COUNTS:
         model = tf_mp.parallelize(
-            lambda: models.NAMES[name](**settings), stages=2, micro_batches=m, cuts=cuts
+            lambda: builders[name](**settings), stages=2, micro_batches=m, cuts=cuts
         )
         pipeline = tf_mp.pipeline_of(model)
         cuts = [len(stage.operations) for stage in pipeline.stages]
@@ -69,6 +72,13 @@ def rows(name, turns):
             "micro_batches": m,
             "predicted_ms": statistics.mean(p.step_ms for p in plans),
             "measured_ms": times,
+            "bound_ms": statistics.mean(
+                simulate.pipeline_ms(
+                    [stage.forward_ms + stage.backward_ms for stage in p.stages], m,
+                    update_ms=[stage.update_ms for stage in p.stages],
+                )
+                for p in plans
+            ),
             "timeline_ms": seen.step_ms,
             "busy_ms": {d: u * seen.step_ms for d, u in seen.utilisation().items()},
             "predicted_busy_ms": list(plans[0].simulation.busy_ms),
@@ -88,8 +98,8 @@ def table(found):
     """All rows in Markdown."""
     lines = [
         "| model | m | predicted ms | measured ms (quartiles) | predicted to measured | "
-        "timeline to measured | order obeyed | weights and slots exact |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "bound to measured | timeline to measured | order obeyed | weights and slots exact |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in found:
         measured = statistics.median(row["measured_ms"])
@@ -98,7 +108,7 @@ def table(found):
         lines.append(
             f"| {row['model']} | {row['micro_batches']} | {row['predicted_ms']:.1f} | "
             f"{measured:.1f} ({low:.1f} to {high:.1f}) | {row['predicted_ms'] / measured:.2f} | "
-            f"{row['timeline_ms'] / measured:.2f} | {'no' if row['disorder'] else 'yes'} | "
+            f"{row['bound_ms'] / measured:.2f} | {row['timeline_ms'] / measured:.2f} | {'no' if row['disorder'] else 'yes'} | "
             f"{'yes' if exact else 'NO'} |"
         )
     return "\n".join(lines)

@@ -21,14 +21,15 @@ VARIANTS = {"plain Keras": 0, "2 stages, m = 2": 2, "2 stages, m = 8": 8}
 
 def one(name, micro_batches, began):
     """The parts in seconds, and the nodes of the traced and of the executed graph."""
+    import tf_mp
+
+    tf_mp.init(devices_per_rank=2)
     import keras
     import networks
     import tensorflow as tf
 
-    import tf_mp
     from tf_mp import probe
 
-    tf_mp.init(devices_per_rank=2)
     imported = time.time()
     network = networks.network(name, 16 if name == "resnet50" else None)
     if micro_batches:
