@@ -41,7 +41,7 @@ def parse(arguments=None):
     add("--batch-size", type=positive, default=100, metavar="N", help="images a rank (100)")
     add("--steps", type=positive, metavar="N", help="optimizer steps (20000 // ranks)")
     add("--stages", type=positive, default=2, metavar="N", help="devices of a rank (2)")
-    add("--cuts", type=cuts_of, metavar="WHERE", help="scopes (the model's own tf.device blocks), "
+    add("--cuts", type=cuts, metavar="WHERE", help="scopes (the model's own tf.device blocks), "
         "auto (measured), layers that begin a stage (dense,logits), or a balance (5,3); default: "
         "scopes")
     add("--micro-batches", type=positive, metavar="N", help="parts of a local batch (2 x stages)")
@@ -61,6 +61,14 @@ def parse(arguments=None):
     add("--timeline", metavar="DIR", help="measure some steps first, write pictures and traces")
     add("--summary", metavar="FILE", help="write the results as JSON")
     return parser.parse_args(arguments)
+
+
+def cuts(text):
+    """A way to cut; argparse shows the words of this kind of error only."""
+    try:
+        return cuts_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def at_least(least):

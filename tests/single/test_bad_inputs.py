@@ -79,6 +79,7 @@ def answer(capsys, tool):
 
 
 TRAIN_OPTIONS = [
+    ("--cuts ,", "Received: --cuts ','"),
     ("--steps 0", "at least 1"),
     ("--steps -5", "at least 1"),
     ("--steps 1.5", "'1.5'"),
@@ -155,7 +156,6 @@ ASKED = [
 TRAINED = [
     ("--cuts dense,nowhere", "'nowhere'"),
     ("--cuts 1,1", "operations"),
-    ("--cuts ,", "Received"),
     ("--cuts auto --stages 99", "Expected"),
     ("--dataset ../x", "Expected a name"),
     ("--data-dir a_file", "Cannot write"),
