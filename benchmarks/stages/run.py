@@ -43,8 +43,9 @@ def variants(name, quick=False):
         made.append(harness.Variant("PyTorch, 1 thread", [*torch, "plain", name, "--cores", 1]))
         for schedule in ("1f1b", "gpipe"):
             for m in COUNTS:
-                if schedule == "1f1b" and m == 1:
-                    continue  # PyTorch wants as many micro-batches as stages at least
+                if schedule == "1f1b" and m == 1 or networks.network(name).batch % m:
+                    # PyTorch wants as many micro-batches as stages, and of one size
+                    continue
                 words = ["pipeline", name, "--micro-batches", m, "--schedule", schedule]
                 text = f"PyTorch pipeline, m = {m}, {schedule}"
                 made.append(harness.Variant(text, [*torch, *words]))
