@@ -70,9 +70,8 @@ class Variant:
         return value
 
     def end(self):
-        """Ends it."""
-        self._each("resume")
-        self._write("end")
+        """Ends all of its processes, at once: ranks that leave in good order wait for others."""
+        self._each("kill")
         self._process.wait(60)
         shutil.rmtree(self._turns.parent)
 
@@ -99,7 +98,7 @@ class Variant:
 
 
 def serve(train, rank=0):
-    """The loop of a measured process; every rank calls it, the root rank answers.
+    """The loop of a measured process, until it is killed; the root rank answers.
 
     Args:
         train: called with a number of steps; returns when they are done.
@@ -116,8 +115,6 @@ def serve(train, rank=0):
             continue
         line = lines[done].strip()
         done += 1
-        if line == "end":
-            return
         start = time.perf_counter()
         train(int(line))
         if rank == 0:
