@@ -54,7 +54,7 @@ def trainer(args):
     import tensorflow as tf
 
     network = networks.network(args.network, args.batch)
-    data = tf.data.Dataset.from_tensors((network.x, network.y)).repeat()
+    data = networks.endless((network.x, network.y))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if args.way.startswith("horovod"):
         return two_ranks(args, network, data, loss)
@@ -62,7 +62,7 @@ def trainer(args):
         strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
         # a batch for each replica, as each of two ranks has one
         both = [np.concatenate([part, part]) for part in (network.x, network.y)]
-        data = tf.data.Dataset.from_tensors(tuple(both)).repeat()
+        data = networks.endless(tuple(both))
         with strategy.scope():
             model = on_one_device(network)
             model.compile(keras.optimizers.RMSprop(0.001), loss, jit_compile=False)

@@ -9,10 +9,11 @@ import tf_mp  # noqa: F401 - before keras: TensorFlow reads the oneDNN switch on
 # isort: split
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_mp import models
 
-__all__ = ["NAMES", "Network", "balance_by_parameters", "network"]
+__all__ = ["NAMES", "Network", "balance_by_parameters", "endless", "network"]
 
 MLP_LAYERS, MLP_WIDTH = 12, 1024
 TRANSFORMER = {"vocabulary": 256, "length": 64, "width": 256, "num_blocks": 6}
@@ -67,6 +68,17 @@ def network(name, batch=None):
         images = random.random((batch, 64, 64, 3), np.float32)
         return Network(models.vgg16, images, random.integers(0, 10, batch), "auto")
     raise ValueError(f"Received network {name!r}. Expected one of {', '.join(NAMES)}.")
+
+
+def endless(batch):
+    """One batch, again and again.
+
+    Without tf.data's autotuning: when an iterator ends, TensorFlow 2.21 often waits until its
+    thread wakes by itself, after up to as long as the iterator has lived.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return tf.data.Dataset.from_tensors(batch).repeat().with_options(options)
 
 
 def balance_by_parameters(model):

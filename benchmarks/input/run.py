@@ -24,7 +24,7 @@ def main():
 
     tf_mp.init(devices_per_rank=2)
     import keras
-    import tensorflow as tf
+    import networks
 
     from tf_mp import data
 
@@ -39,7 +39,7 @@ def main():
     model = tf_mp.parallelize(tf_mp.build_model, micro_batches=2)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.RMSprop(0.001), loss)
-    one = tf.data.Dataset.from_tensors(next(iter(images))).repeat()
+    one = networks.endless(next(iter(images)))
     model.fit(one, steps_per_epoch=5, verbose=0)
     found = {"the pipeline alone": [], "training, two stages": []}
     batches = iter(images)

@@ -26,7 +26,7 @@ def one(schedule, recompute, micro_batches):
     import tf_mp
 
     tf_mp.init(devices_per_rank=2)
-    import tensorflow as tf
+    import networks
 
     from tf_mp import models, plan, request
 
@@ -36,7 +36,7 @@ def one(schedule, recompute, micro_batches):
     )  # fmt: skip
     request.compile_if_needed(model)
     batch = request.random_batch(model, SAMPLES)
-    data = tf.data.Dataset.from_tensors(batch).repeat()
+    data = networks.endless(batch)
     start = status("VmRSS")
     model.fit(data, steps_per_epoch=1, verbose=0)
     pathlib.Path("/proc/self/clear_refs").write_text("5")

@@ -41,7 +41,6 @@ def rows(name, turns):
 
     tf_mp.init(devices_per_rank=2)
     import keras
-    import tensorflow as tf
 
     from tf_mp import models, plan, request, simulate, timeline
 
@@ -56,7 +55,7 @@ def rows(name, turns):
         cuts = [len(stage.operations) for stage in pipeline.stages]
         request.compile_if_needed(model)
         batch = request.random_batch(model, samples)
-        data = tf.data.Dataset.from_tensors(batch).repeat()
+        data = networks.endless(batch)
         model.fit(data, steps_per_epoch=3, verbose=0)
         plans, times = [plan.plan(pipeline, samples)], []
         for _ in range(turns):
