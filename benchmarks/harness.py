@@ -149,6 +149,7 @@ def measure(variants, rounds, steps):
     for number in range(rounds + 1):  # the first round is a warm-up and is not counted
         for variant in variants:
             value = variant.turn(steps)
+            print(f"{value:9.1f} ms  {variant.name}", file=sys.stderr, flush=True)
             if number:
                 found[variant.name].append(value)
         print(f"round {number} of {rounds}", file=sys.stderr, flush=True)

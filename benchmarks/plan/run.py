@@ -131,10 +131,8 @@ def main():
             sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
         lines = [line.partition("row:")[2] for line in done.stdout.splitlines() if "row:" in line]
         found += map(json.loads, lines)
-        print(table(found), flush=True)
-    name = args.only or "zoo"
-    text = f"{harness.head(args.rounds, args.steps)}\n\n{table(found)}"
-    harness.write(FOLDER, name, text, found)
+        text = f"{harness.head(args.rounds, args.steps)}\n\n{table(found)}"
+        harness.write(FOLDER, args.only or "zoo", text, found)
 
 
 if __name__ == "__main__":
