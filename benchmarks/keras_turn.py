@@ -23,7 +23,8 @@ def parse():
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--cuts", choices=["auto", "parameters"], help="instead of the usual")
+    parser.add_argument("--cuts", help="auto, parameters, or layers; instead of the usual")
+    parser.add_argument("--devices", help="index of each stage's device: 1,0,1")
     parser.add_argument("--default-threads", action="store_true", help="TensorFlow's own defaults")
     return parser.parse_args()
 
@@ -87,13 +88,16 @@ def model_of(args, network):
         return on_one_device(network)
     if args.way == "idiom":
         return network.build(devices=["/device:CPU:0", "/device:CPU:1"])
-    cut = {"cuts": args.cuts or network.cuts} if args.stages > 1 else {"cuts": "auto"}
-    if args.cuts == "parameters":
-        cut["cuts"] = networks.balance_by_parameters(network.build())
+    cuts = "auto" if args.stages == 1 else args.cuts or network.cuts
+    if cuts == "parameters":
+        cuts = networks.balance_by_parameters(network.build())
+    elif cuts == args.cuts != "auto":
+        cuts = cuts.split(",")
     return tf_mp.parallelize(
         network.build, stages=args.stages, micro_batches=args.micro_batches,
-        schedule=args.schedule, **cut,
-    )
+        schedule=args.schedule, cuts=cuts,
+        devices=args.devices and [int(index) for index in args.devices.split(",")],
+    )  # fmt: skip
 
 
 def on_one_device(network):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tf_mp import cost, memory, partition, simulate, timing
+from tf_mp import affinity, cost, memory, partition, simulate, timing
 from tf_mp.cost import OperationCost
 from tf_mp.pipeline import Pipeline
 from tf_mp.schedule import Schedule
@@ -27,12 +27,15 @@ class StageTimes(NamedTuple):
         backward_ms: The backward of one micro-batch, a second forward included if it is redone.
         update_ms: The optimizer step.
         transfer_ms: What one micro-batch sends to the next stage.
+        alone_ms: The first three once more, while all other devices wait; None where devices do
+            not share cores.
     """
 
     forward_ms: list[float]
     backward_ms: list[float]
     update_ms: list[float]
     transfer_ms: list[float]
+    alone_ms: list[list[float]] | None = None
 
 
 def measure_stages(
@@ -40,6 +43,7 @@ def measure_stages(
     sample: Sequence[Any],
     optimizer: keras.optimizers.Optimizer,
     repeats: int = 5,
+    num_cores: int | None = None,
 ) -> StageTimes:
     """Times every stage on its device, on this rank.
 
@@ -48,20 +52,27 @@ def measure_stages(
         sample: Its flat inputs for one micro-batch, (micro_batch, ...) each, or None.
         optimizer: What will train it.
         repeats: Runs of each, of which the quickest counts.
+        num_cores: The cores that a device has while all of them work; None: as many as alone.
     """
     needed = cost.needs_gradient(pipeline.graph)
     inputs = zip(pipeline.graph.inputs, sample, strict=True)
     values = {key: (tensor, None) for key, tensor in inputs}
-    times = StageTimes([], [], [], [])
+    times = StageTimes([], [], [], [], None if num_cores is None else [[], [], []])
     for stage in pipeline.stages:
         pairs = [values[key] for key in stage.inputs]
         run = timing.StageRun(stage, [t for t, _ in pairs], [m for _, m in pairs])
-        forward_ms, backward_ms = run.times_ms([key in needed for key in stage.inputs], repeats)
-        again_ms = forward_ms if pipeline.recompute[stage.index] else 0.0
+        wanted = [key in needed for key in stage.inputs]
         trained = [v for v in memory.own_variables(pipeline, stage.index) if v.trainable]
-        times.forward_ms.append(forward_ms)
-        times.backward_ms.append(backward_ms + again_ms)
-        times.update_ms.append(timing.time_update(optimizer, trained, stage.device, repeats))
+        update = timing.update_function(optimizer, trained, stage.device) if trained else None
+        again = pipeline.recompute[stage.index]
+        with affinity.limited_to(num_cores):
+            crowded = _timed(run, wanted, update, again, repeats)
+        for row, value in zip(times[:3], crowded, strict=True):
+            row.append(value)
+        if times.alone_ms is not None:
+            alone = _timed(run, wanted, update, again, repeats)
+            for row, value, most in zip(times.alone_ms, alone, crowded, strict=True):
+                row.append(min(value, most))
         made = zip(run.outputs, run.masks, strict=True)
         values.update(zip(stage.outputs, made, strict=True))
         if stage.index + 1 < len(pipeline.stages):
@@ -73,6 +84,15 @@ def measure_stages(
     return times
 
 
+def _timed(
+    run: timing.StageRun, wanted: Sequence[bool], update: Any, again: bool, repeats: int
+) -> tuple[float, float, float]:
+    """Forward, backward and update of a stage in ms, on the cores that this process now has."""
+    forward_ms, backward_ms = run.times_ms(wanted, repeats)
+    update_ms = timing.time_functions([update], repeats)[0] if update else 0.0
+    return forward_ms, backward_ms + (forward_ms if again else 0.0), update_ms
+
+
 def predict(table: Schedule, times: StageTimes) -> simulate.Simulation:
     """The schedule laid out with measured times."""
     return simulate.simulate(
@@ -81,6 +101,7 @@ def predict(table: Schedule, times: StageTimes) -> simulate.Simulation:
         backward_ms=times.backward_ms,
         update_ms=times.update_ms,
         transfer_ms=times.transfer_ms,
+        alone_ms=times.alone_ms,
     )
 
 

@@ -178,8 +178,9 @@ def plan(
     )
 
     def measure_here() -> forecast.StageTimes:
-        with affinity.limited_to(affinity.cores_of_device(names[0], len(names))):
-            return forecast.measure_stages(pipeline, given, optimizer, repeats)
+        # one device has all cores to itself anyway
+        num_cores = affinity.cores_of_device(names[0], len(names)) if len(names) > 1 else None
+        return forecast.measure_stages(pipeline, given, optimizer, repeats, num_cores)
 
     times = forecast.StageTimes(*cost.from_root("the measured times of stages", measure_here))
     table = pipeline.schedule_of(len(sizes))

@@ -4,8 +4,9 @@ Pure Python. Times are per micro-batch and stage: t is the forward and the backw
 together, u its update (once a step). n is the number of stages, m that of micro-batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from tf_mp.table import Action, Schedule, start_times
 
@@ -17,6 +18,18 @@ __all__ = [
     "simulate",
     "speedup_bound",
 ]
+
+_ROUNDS = 5  # times depend on who works meanwhile, which depends on the times
+
+
+class _Update(NamedTuple):
+    """The optimizer update of a stage, which a device does after its actions."""
+
+    stage: int
+    kind: str = "update"
+
+
+_Task: TypeAlias = Action | _Update
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ def simulate(
     backward_ms: Sequence[float],
     update_ms: Sequence[float] | None = None,
     transfer_ms: Sequence[float] | None = None,
+    alone_ms: Sequence[Sequence[float]] | None = None,
 ) -> Simulation:
     """Runs a schedule with given times: each action starts as soon as device and inputs allow.
 
@@ -66,42 +80,94 @@ def simulate(
         transfer_ms: For each of the n - 1 boundaries, how long one micro-batch's boundary tensors
             (or their gradients) travel. It delays the receiver and occupies neither device;
             between two stages of one device it is 0.
+        alone_ms: Forward, backward and update of each stage once more, for the time in which all
+            other devices wait: CPU devices share their cores. While some of them work, the time
+            is in between, in proportion to their number.
 
     Raises:
         ValueError: for a list of the wrong length or a negative time.
     """
     n = schedule.num_stages
-    device = schedule.stage_devices
-    action_ms = {
-        "forward": _checked("forward_ms", forward_ms, n),
-        "backward": _checked("backward_ms", backward_ms, n),
-    }
-    update = _checked("update_ms", update_ms, n)
     transfer = _checked("transfer_ms", transfer_ms, n - 1)
-
-    def duration(action: Action) -> float:
-        return action_ms[action.kind][action.stage]
+    crowded = _by_kind(n, forward_ms, backward_ms, update_ms)
+    alone = crowded if alone_ms is None else _by_kind(n, *alone_ms)
 
     def delay(before: Action, after: Action) -> float:
-        if device[before.stage] == device[after.stage]:
+        if schedule.stage_devices[before.stage] == schedule.stage_devices[after.stage]:
             return 0.0
         return transfer[min(before.stage, after.stage)]
 
-    starts = start_times(schedule, duration, delay)
-    ends = {action: start + duration(action) for action, start in starts.items()}
-    busy, last = [], []
-    for index, row in enumerate(schedule.by_device):
-        updates = sum(u for u, home in zip(update, device, strict=True) if home == index)
-        busy.append(sum(map(duration, row)) + updates)
-        last.append(max((ends[action] for action in row), default=0.0) + updates)
-    used = [index for index, row in enumerate(schedule.by_device) if row]
+    times = {task: crowded[task.kind][task.stage] for row in _tasks(schedule) for task in row}
+    spans = _laid_out(schedule, times, delay)
+    for _ in range(_ROUNDS if alone_ms is not None else 0):
+        for device, row in enumerate(spans):
+            for task, (start, end) in row.items():
+                company = _company(spans, device, start, end)
+                quick, slow = (kinds[task.kind][task.stage] for kinds in (alone, crowded))
+                times[task] = quick + (slow - quick) * company
+        spans = _laid_out(schedule, times, delay)
+    of_action = {
+        task: span for row in spans for task, span in row.items() if isinstance(task, Action)
+    }
+    used = [row for row in spans if row]
     return Simulation(
-        step_ms=max(last),
-        start_ms=starts,
-        end_ms=ends,
-        busy_ms=tuple(busy[index] for index in used),
+        step_ms=max(end for row in used for _, end in row.values()),
+        start_ms={action: start for action, (start, _) in of_action.items()},
+        end_ms={action: end for action, (_, end) in of_action.items()},
+        busy_ms=tuple(sum(end - start for start, end in row.values()) for row in used),
         in_flight_max=tuple(map(schedule.in_flight_max, range(n))),
     )
+
+
+def _by_kind(num_stages: int, forward: Any, backward: Any, update: Any) -> dict[str, list[float]]:
+    return {
+        "forward": _checked("forward_ms", forward, num_stages),
+        "backward": _checked("backward_ms", backward, num_stages),
+        "update": _checked("update_ms", update, num_stages),
+    }
+
+
+def _tasks(schedule: Schedule) -> list[list[_Task]]:
+    """For each device its actions and then the updates of its stages."""
+    return [
+        [
+            *row,
+            *(_Update(k) for k, home in enumerate(schedule.stage_devices) if home == index),
+        ]
+        for index, row in enumerate(schedule.by_device)
+    ]
+
+
+def _laid_out(
+    schedule: Schedule, times: dict[_Task, float], delay: Callable[[Action, Action], float]
+) -> list[dict[_Task, tuple[float, float]]]:
+    """For each device when each of its tasks starts and ends."""
+    starts = start_times(schedule, times.__getitem__, delay)
+    spans: list[dict[_Task, tuple[float, float]]] = []
+    for row in _tasks(schedule):
+        found: dict[_Task, tuple[float, float]] = {}
+        free_at = 0.0
+        for task in row:
+            start = starts[task] if isinstance(task, Action) else free_at
+            free_at = start + times[task]
+            found[task] = start, free_at
+        spans.append(found)
+    return spans
+
+
+def _company(
+    spans: list[dict[_Task, tuple[float, float]]], device: int, start: float, end: float
+) -> float:
+    """The share of the other devices that work, mean over a span of time."""
+    others = [row for index, row in enumerate(spans) if row and index != device]
+    if end <= start or not others:
+        return 0.0
+    shared = sum(
+        max(0.0, min(end, last) - max(start, first))
+        for row in others
+        for first, last in row.values()
+    )
+    return shared / (end - start) / len(others)
 
 
 def pipeline_ms(

@@ -17,7 +17,14 @@ from tf_mp import compat
 from tf_mp.graph import Operation
 from tf_mp.stage import Stage, Tensors, seal
 
-__all__ = ["StageRun", "alone", "plain_copy", "time_functions", "time_transfer", "time_update"]
+__all__ = [
+    "StageRun",
+    "alone",
+    "plain_copy",
+    "time_functions",
+    "time_transfer",
+    "update_function",
+]
 
 _TRANSFER_BYTES = 16 * 2**20
 
@@ -77,36 +84,32 @@ def alone(operation: Operation, device: str) -> Stage:
     return Stage(0, device, (operation,), operation.inputs, operation.outputs, ordinals)
 
 
-def time_update(
+def update_function(
     optimizer: keras.optimizers.Optimizer,
     variables: Sequence[keras.Variable],
     device: str,
-    repeats: int = 5,
-) -> float:
-    """Milliseconds of one optimizer step on some variables, on copies of them.
+) -> Callable[[], tf.Tensor]:
+    """One optimizer step on copies of some variables, as a function to be timed.
 
     Args:
         optimizer: Any Keras optimizer; a new one of its kind is used.
-        variables: The trainable variables of a stage; they stay as they are.
+        variables: The trainable variables of a stage, at least one; they stay as they are.
         device: Where they live.
-        repeats: As for `StageRun`.
     """
-    if not variables:
-        return 0.0
     with tf.device(device):
         copies = [keras.Variable(tf.ones(v.shape, v.dtype), dtype=v.dtype) for v in variables]
         gradients = [tf.zeros(v.shape, v.dtype) for v in variables]
         copied = plain_copy(optimizer)
         copied.build(copies)
 
-        @tf.function(autograph=False, jit_compile=False)
-        def update() -> tf.Tensor:
-            with tf.device(device):
-                copied.apply(gradients, copies)
-                with tf.control_dependencies([compat.raw(copied.iterations).read_value()]):
-                    return tf.zeros([])
+    @tf.function(autograph=False, jit_compile=False)
+    def update() -> tf.Tensor:
+        with tf.device(device):
+            copied.apply(gradients, copies)
+            with tf.control_dependencies([compat.raw(copied.iterations).read_value()]):
+                return tf.zeros([])
 
-        return time_functions([update], repeats)[0]
+    return update
 
 
 def plain_copy(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

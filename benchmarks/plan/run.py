@@ -1,16 +1,17 @@
 """What `tf-mp plan` predicts beside what is measured, for the zoo at two stages.
 
-A row: predicted and measured milliseconds a step; what the timeline says of the same steps; the
-bytes of weights and slots predicted and really there. Measured is the median of several turns of
-`fit`; the plan is taken anew before and after them and the mean of both counts, so that a machine
-that changes its pace in between disturbs less.
+A row: predicted and measured milliseconds a step; what the timeline says; the bytes of weights and
+slots predicted and really there. A round is a plan, turns of `fit`, a timeline, turns of `fit`, so
+that a machine that changes its pace disturbs all alike.
 """
 
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 
 FOLDER = pathlib.Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
@@ -31,9 +32,10 @@ MODELS = {
 }
 COUNTS = (1, 2, 4, 8)
 STEPS = 4
+TURNS = 2  # of `fit`, before and after the timeline
 
 
-def rows(name, turns):
+def rows(name, rounds):
     """The rows of one model, in this process."""
     import time
 
@@ -57,35 +59,46 @@ def rows(name, turns):
         batch = request.random_batch(model, samples)
         data = networks.endless(batch)
         model.fit(data, steps_per_epoch=3, verbose=0)
-        plans, times = [plan.plan(pipeline, samples)], []
-        for _ in range(turns):
-            start = time.perf_counter()
-            model.fit(data, steps_per_epoch=STEPS, verbose=0)
-            times.append((time.perf_counter() - start) * 1e3 / STEPS)
-        plans.append(plan.plan(pipeline, samples))
-        seen = timeline.measure(model, batch, steps=5)
+        plans, times, seen = [], [], []
+        for _ in range(rounds):
+            plans.append(plan.plan(pipeline, samples))
+            turns = []
+            for turn in range(2 * TURNS):
+                if turn == TURNS:
+                    seen.append(timeline.measure(model, batch, steps=STEPS))
+                start = time.perf_counter()
+                model.fit(data, steps_per_epoch=STEPS, verbose=0)
+                turns.append((time.perf_counter() - start) * 1e3 / STEPS)
+            times.append(statistics.median(turns))
         stages = plans[0].stages
         slots = [v for v in model.optimizer.variables if v.shape.rank]
         yield {
             "model": name,
             "micro_batches": m,
-            "predicted_ms": statistics.mean(p.step_ms for p in plans),
             "measured_ms": times,
-            "bound_ms": statistics.mean(
+            "predicted_ms": [p.step_ms for p in plans],
+            "bound_ms": [
                 simulate.pipeline_ms(
                     [stage.forward_ms + stage.backward_ms for stage in p.stages], m,
                     update_ms=[stage.update_ms for stage in p.stages],
                 )
                 for p in plans
-            ),
-            "timeline_ms": seen.step_ms,
-            "busy_ms": {d: u * seen.step_ms for d, u in seen.utilisation().items()},
-            "predicted_busy_ms": list(plans[0].simulation.busy_ms),
-            "disorder": seen.disorder(),
+            ],
+            "timeline_ms": [t.step_ms for t in seen],
+            "busy_ms": [{d: u * t.step_ms for d, u in t.utilisation().items()} for t in seen],
+            "predicted_busy_ms": [list(p.simulation.busy_ms) for p in plans],
+            "disorder": [step for t in seen for step in t.disorder()],
             "weights": [sum(s.bytes.weights for s in stages), size(model.variables)],
             "slots": [sum(s.bytes.slots for s in stages), size(slots)],
             "optimizer": keras.optimizers.serialize(model.optimizer)["class_name"],
         }
+
+
+def ratio(values, measured):
+    """The ratio of the medians, and the range of the rounds' ratios, in words."""
+    ratios = [a / b for a, b in zip(values, measured, strict=True)]
+    middle = statistics.median(values) / statistics.median(measured)
+    return f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def size(variables):
@@ -96,27 +109,30 @@ def size(variables):
 def table(found):
     """All rows in Markdown."""
     lines = [
-        "| model | m | predicted ms | measured ms (quartiles) | predicted to measured | "
-        "bound to measured | timeline to measured | order obeyed | weights and slots exact |",
+        "| model | m | predicted ms | measured ms (range) | predicted to measured (range) | "
+        "bound to measured (range) | timeline to measured (range) | order obeyed | "
+        "weights and slots exact |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in found:
-        measured = statistics.median(row["measured_ms"])
-        low, _, high = statistics.quantiles(row["measured_ms"], n=4)
+        measured = row["measured_ms"]
+        ratios = [
+            ratio(row[key], measured) for key in ("predicted_ms", "bound_ms", "timeline_ms")
+        ]
         obeyed = "no" if row["disorder"] else "yes"
         exact = len({*row["weights"]}) == len({*row["slots"]}) == 1
-        lines.append(
-            f"| {row['model']} | {row['micro_batches']} | {row['predicted_ms']:.1f} | "
-            f"{measured:.1f} ({low:.1f} to {high:.1f}) | {row['predicted_ms'] / measured:.2f} | "
-            f"{row['bound_ms'] / measured:.2f} | {row['timeline_ms'] / measured:.2f} | "
-            f"{obeyed} | {'yes' if exact else 'NO'} |"
-        )
+        cells = [
+            row["model"], row["micro_batches"], f"{statistics.median(row['predicted_ms']):.1f}",
+            f"{statistics.median(measured):.1f} ({min(measured):.1f} to {max(measured):.1f})",
+            *ratios, obeyed, "yes" if exact else "NO",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
 def main():
     """Measures every model in a process of its own."""
-    options = harness.parser(__doc__.splitlines()[0], rounds=7, steps=STEPS)
+    options = harness.parser(__doc__.splitlines()[0], rounds=5, steps=STEPS)
     options.add_argument("--here", action="store_true", help="print rows as JSON")
     args = options.parse_args()
     if args.here:
@@ -124,6 +140,8 @@ def main():
             print("row:" + json.dumps(row), flush=True)
         return
     found = []
+    # operations are timed once; stages, which the prediction is made of, in every plan
+    os.environ.setdefault("TF_MP_COST_CACHE", f"{tempfile.mkdtemp()}/costs.json")
     for name in [args.only] if args.only else MODELS:
         command = [sys.executable, __file__, "--here", "--only", name, "--rounds", args.rounds]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)

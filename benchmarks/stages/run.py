@@ -13,14 +13,15 @@ sys.path.insert(0, str(FOLDER.parent))
 import harness  # noqa: E402
 import networks  # noqa: E402
 
-COUNTS = (1, 2, 4, 8)
+#: Micro-batches of each network, of tf_mp and of the peer.
+COUNTS = {"mnist_cnn": (1, 2, 4, 8), "mlp": (1, 2, 4), "transformer": (2, 4), "resnet50": (2, 4)}
+#: The convolution that is most of the work on one device, what is before and after on the other.
+THREE = ["--stages", 3, "--cuts", "conv2,flatten", "--devices", "1,0,1"]
 
 
-def variants(name, quick=False):
-    """All variants of one network."""
+def variants(name):
+    """All variants of one network; the larger ones in fewer."""
     keras = [sys.executable, FOLDER.parent / "keras_turn.py"]
-    peer = os.environ.get("PEER_PYTHON")
-    torch = [peer, FOLDER.parent / "torch_turn.py"]
     one, two = ["--cores", 1, "--threads", 1], ["--threads", 2]
     made = [
         harness.Variant("plain Keras, 2 cores", [*keras, "plain", name, *two]),
@@ -29,36 +30,46 @@ def variants(name, quick=False):
             "tf_mp, 1 stage, m = 1, 1 core", [*keras, "split", name, "--stages", 1, *one]
         ),
     ]
-    if name == "mnist_cnn":
+    small = name == "mnist_cnn"
+    if small:
         idiom = [*keras, "idiom", name, *two]
         made.append(harness.Variant("the usual idiom, 2 devices", idiom))
-    for schedule in ("1f1b", "gpipe"):
-        for m in COUNTS:
-            if m == 1 and schedule == "gpipe" or quick and schedule == "gpipe":
-                continue
-            words = ["split", name, "--micro-batches", m, "--schedule", schedule, "--threads", 1]
-            made.append(harness.Variant(f"tf_mp, 2 stages, m = {m}, {schedule}", [*keras, *words]))
-    if peer:
-        made.append(harness.Variant("PyTorch, 2 threads", [*torch, "plain", name, "--threads", 2]))
-        made.append(harness.Variant("PyTorch, 1 thread", [*torch, "plain", name, "--cores", 1]))
+    for m in COUNTS[name]:
+        words = ["split", name, "--micro-batches", m, "--threads", 1]
+        made.append(harness.Variant(f"tf_mp, 2 stages, m = {m}", [*keras, *words]))
+        if small and m > 1:
+            other = [*keras, *words, "--schedule", "gpipe"]
+            made.append(harness.Variant(f"tf_mp, 2 stages, m = {m}, gpipe", other))
+            text = f"tf_mp, 3 stages on 2 devices, m = {m}"
+            made.append(harness.Variant(text, [*keras, *words, *THREE]))
+    return made + peers(name)
+
+
+def peers(name):
+    """The same network in PyTorch; its pipeline at each m that divides the batch."""
+    python = os.environ.get("PEER_PYTHON")
+    if not python:
+        return []
+    torch = [python, FOLDER.parent / "torch_turn.py"]
+    made = [
+        harness.Variant("PyTorch, 2 threads", [*torch, "plain", name, "--threads", 2]),
+        harness.Variant("PyTorch, 1 thread", [*torch, "plain", name, "--cores", 1]),
+    ]
+    for m in COUNTS[name]:
+        if m == 1 or networks.network(name).batch % m:
+            continue  # 1F1B wants as many micro-batches as stages, and all of one size
         for schedule in ("1f1b", "gpipe"):
-            for m in COUNTS:
-                if schedule == "1f1b" and m == 1 or networks.network(name).batch % m:
-                    # PyTorch wants as many micro-batches as stages, and of one size
-                    continue
-                words = ["pipeline", name, "--micro-batches", m, "--schedule", schedule]
-                text = f"PyTorch pipeline, m = {m}, {schedule}"
-                made.append(harness.Variant(text, [*torch, *words]))
+            words = ["pipeline", name, "--micro-batches", m, "--schedule", schedule]
+            text = f"PyTorch pipeline, m = {m}, {schedule}"
+            made.append(harness.Variant(text, [*torch, *words]))
     return made
 
 
 def main():
     """Measures every network."""
-    options = harness.parser(__doc__.splitlines()[0], steps=3)
-    options.add_argument("--quick", action="store_true", help="without gpipe of tf_mp")
-    args = options.parse_args()
+    args = harness.parser(__doc__.splitlines()[0], steps=3).parse_args()
     for name in [args.only] if args.only else networks.NAMES:
-        found = harness.measure(variants(name, args.quick), args.rounds, args.steps)
+        found = harness.measure(variants(name), args.rounds, args.steps)
         batch = networks.network(name).batch
         text = f"{name}, batch {batch}. {harness.head(args.rounds, args.steps)}\n\n"
         harness.write(FOLDER, name, text + harness.table(found, batch), found)

@@ -131,3 +131,27 @@ def test_speedup_bound_of_the_seed_network_is_its_heavier_stage():
 def test_wrong_times_are_named(times, message):
     with pytest.raises(ValueError, match=message):
         simulate(build("gpipe", 2, 2), [1, 1], **times)
+
+
+def test_a_device_is_quicker_while_the_others_wait():
+    # Alone everything takes half. Forward 0, forward 1, backward 1: one device at a time. Then
+    # backward 0 (8 or 4 ms) beside the update of stage 1 (2 or 1 ms), and the update of stage 0.
+    times = {"backward_ms": [8, 4], "update_ms": [2, 2]}
+    table = build("gpipe", 2, 1)
+    apart = simulate(table, [4, 2], alone_ms=[[2, 1], [4, 2], [1, 1]], **times)
+    assert apart.end_ms[Action(1, 0, "backward")] == 2 + 1 + 2
+    # The update takes 2 ms, all of it beside the backward; x ms of backward have 2 of them beside:
+    # x = 4 + 4 * 2 / x, so x = 2 + 12 ** 0.5.
+    assert apart.end_ms[Action(0, 0, "backward")] == pytest.approx(5 + 2 + 12**0.5, rel=0.01)
+    assert apart.step_ms == pytest.approx(5 + 2 + 12**0.5 + 1, rel=0.01)
+    together = simulate(table, [4, 2], **times)
+    assert together.step_ms == 4 + 2 + 4 + 8 + 2
+
+
+def test_one_device_is_always_alone_and_equal_times_change_nothing():
+    one = simulate(build("1f1b", 1, 3), [2], backward_ms=[4], alone_ms=[[1], [2], [0]])
+    assert one.step_ms == 9
+    same = {"backward_ms": [2, 6, 1], "update_ms": [1, 2, 3]}
+    table = build("1f1b", 3, 4)
+    alone = [[1, 5, 2], *same.values()]
+    assert simulate(table, [1, 5, 2], alone_ms=alone, **same) == simulate(table, [1, 5, 2], **same)
