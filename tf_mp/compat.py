@@ -34,6 +34,7 @@ __all__ = [
     "on_node",
     "profiler_events",
     "raw",
+    "replace_input",
     "run_metadata",
     "seed_generators",
     "serialise_as",
@@ -46,6 +47,14 @@ __all__ = [
 get_mask = _masking.get_keras_mask
 set_mask = _masking.set_keras_mask
 unpack = _adapter.unpack_x_y_sample_weight
+
+
+def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Lets an operation of a graph read another tensor, of the same dtype and shape.
+
+    TensorFlow's own control flow does this while it builds graphs; there is no public name for it.
+    """
+    operation._update_input(index, tensor)
 
 
 def device_in_force() -> str:

@@ -6,6 +6,7 @@ operations. It is judged against the present one by the same times, and only the
 operations that TensorFlow fuses take less together than alone.
 """
 
+import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ def measure_stages(
         pipeline: The plan of a split model.
         sample: Its flat inputs for one micro-batch, (micro_batch, ...) each, or None.
         optimizer: What will train it.
-        repeats: Runs of each, of which the quickest counts.
+        repeats: Runs of each, of which the median counts.
         num_cores: The cores that a device has while all of them work; None: as many as alone.
     """
     needed = cost.needs_gradient(pipeline.graph)
@@ -88,8 +89,8 @@ def _timed(
     run: timing.StageRun, wanted: Sequence[bool], update: Any, again: bool, repeats: int
 ) -> tuple[float, float, float]:
     """Forward, backward and update of a stage in ms, on the cores that this process now has."""
-    forward_ms, backward_ms = run.times_ms(wanted, repeats)
-    update_ms = timing.time_functions([update], repeats)[0] if update else 0.0
+    forward_ms, backward_ms = run.times_ms(wanted, repeats, statistics.median)
+    update_ms = timing.time_functions([update], repeats, statistics.median)[0] if update else 0.0
     return forward_ms, backward_ms + (forward_ms if again else 0.0), update_ms
 
 

@@ -82,8 +82,8 @@ def order_of(ran: Any, *, loose_ends: bool = False) -> Order:
     Args:
         ran: a `tf_mp.placement.Proof`, a `tf_mp.runs.Run`, or `RunMetadata.function_graphs`.
         loose_ends: leave out operations that wait for fewer actions than others of their action
-            (casting labels, what a gradient makes of the forward alone), and those for which no
-            other action waits (summing a loss that is only shown).
+            (casting labels), and those for which no other action waits (summing a loss that is
+            only shown).
     """
     run = getattr(ran, "run", ran)
     run = run if isinstance(run, runs.Run) else runs.read(run)

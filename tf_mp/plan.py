@@ -162,7 +162,7 @@ def plan(
         batch_size: Samples of this rank's batch.
         optimizer: What will train it; by default the model's own, or RMSprop.
         sample: The flat inputs of one micro-batch; made up by default.
-        repeats: Runs of each stage, of which the quickest counts.
+        repeats: Runs of each stage, of which the median counts.
 
     Raises:
         ValueError: for a batch of no samples.

@@ -8,7 +8,7 @@ model changes: weights and state go in as values, and the new state is dropped.
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -25,6 +25,8 @@ __all__ = [
     "time_transfer",
     "update_function",
 ]
+
+Pick: TypeAlias = Callable[[list[float]], float]
 
 _TRANSFER_BYTES = 16 * 2**20
 
@@ -54,12 +56,16 @@ class StageRun:
         made = dataclasses.replace(stage, eager=True).forward(True)(*self._values, self._token)
         self.outputs, self.masks = made.outputs, made.masks
 
-    def times_ms(self, wanted: Sequence[bool], repeats: int = 5) -> tuple[float, float]:
+    def times_ms(
+        self, wanted: Sequence[bool], repeats: int = 5, pick: Pick = min
+    ) -> tuple[float, float]:
         """The time of the forward, and of the backward without a repeated forward.
 
         Args:
             wanted: For each input whether the backward computes its gradient.
-            repeats: The quickest of so many runs counts, after two that do not.
+            repeats: Runs of each, after two that do not count.
+            pick: Which of them counts: the quickest to compare operations, where what else the
+                machine does is noise; the median to tell what a step will take.
         """
         stage, values, token = self._stage, self._values, self._token
         upstream = [tf.ones_like(t) for t in self.outputs if _is_floating(t)]
@@ -72,7 +78,9 @@ class StageRun:
             lambda: both(*values, upstream, token)[-1],
         ]
         trains = bool(stage.weights) or any(wanted)
-        call_ms, forward_ms, *rest = time_functions(runs if trains else runs[:2], repeats)
+        call_ms, forward_ms, *rest = time_functions(
+            runs if trains else runs[:2], repeats, pick
+        )
         both_ms = rest[0] if rest else forward_ms
         return max(forward_ms - call_ms, 0.0), max(both_ms - forward_ms, 0.0)
 
@@ -133,11 +141,13 @@ def time_transfer(source: str, target: str, repeats: int = 5) -> float:
     return time_functions([lambda: move(sent)], repeats)[0] / _TRANSFER_BYTES
 
 
-def time_functions(runs: Sequence[Callable[[], tf.Tensor]], repeats: int) -> list[float]:
-    """For each function the least milliseconds until the scalar that it returns is known.
+def time_functions(
+    runs: Sequence[Callable[[], tf.Tensor]], repeats: int, pick: Pick = min
+) -> list[float]:
+    """For each function the milliseconds until the scalar that it returns is known.
 
-    What else the machine does can only add time, and the times are subtracted from each other: so
-    the quickest run counts, not the median, and the functions take turns.
+    The times are subtracted from each other, so the functions take turns. Of so many runs of each
+    one counts: the quickest, for what else the machine does can only add time, or as `pick` says.
     """
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(-2, repeats):
@@ -146,7 +156,7 @@ def time_functions(runs: Sequence[Callable[[], tf.Tensor]], repeats: int) -> lis
             run().numpy()
             if turn >= 0:
                 own.append(1000 * (time.perf_counter() - start))
-    return [min(own) for own in times]
+    return [pick(own) for own in times]
 
 
 def _forward_and_backward(stage: Stage, wanted: Sequence[bool]) -> Callable[..., Any]:

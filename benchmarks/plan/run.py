@@ -139,7 +139,6 @@ def main():
         for row in rows(args.only, args.rounds):
             print("row:" + json.dumps(row), flush=True)
         return
-    found = []
     # operations are timed once; stages, which the prediction is made of, in every plan
     os.environ.setdefault("TF_MP_COST_CACHE", f"{tempfile.mkdtemp()}/costs.json")
     for name in [args.only] if args.only else MODELS:
@@ -148,9 +147,9 @@ def main():
         if done.returncode:
             sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
         lines = [line.partition("row:")[2] for line in done.stdout.splitlines() if "row:" in line]
-        found += map(json.loads, lines)
+        found = list(map(json.loads, lines))
         text = f"{harness.head(args.rounds, args.steps)}\n\n{table(found)}"
-        harness.write(FOLDER, args.only or "zoo", text, found)
+        harness.write(FOLDER, name, text, found)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The schedule is enforced by the graph that ran, and every operation of it has its stage."""
 
+import contextlib
 import itertools
 
 import keras
@@ -43,6 +44,7 @@ def assert_obeys(proof, stages, micro_batches, rule):
     [
         ("mnist_cnn", 2, 4, "1f1b", False),
         ("transformer", 3, 4, "gpipe", False),
+        ("transformer", 3, 4, "1f1b", False),
         ("two_in_two_out", 2, 3, "1f1b", False),
         ("unet", 3, 4, "1f1b", True),
     ],
@@ -70,6 +72,13 @@ def test_without_the_tokens_the_order_is_lost(monkeypatch):
     proof = proof_of("mnist_cnn", 2, 3, "gpipe")
     with pytest.raises(AssertionError):
         assert_obeys(proof, 2, 3, "gpipe")
+
+
+def test_without_its_wait_the_slope_of_a_gelu_runs_during_the_forward(monkeypatch):
+    monkeypatch.setattr("tf_mp.backward._waits", lambda token: contextlib.nullcontext())
+    proof = proof_of("transformer", 2, 2, "1f1b")
+    with pytest.raises(AssertionError):
+        assert_obeys(proof, 2, 2, "1f1b")
 
 
 def test_a_stage_on_the_wrong_device_is_a_stray(monkeypatch):
