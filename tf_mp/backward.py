@@ -6,12 +6,12 @@ the forward is done again inside the backward, and only the stage's inputs are k
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_mp import compat
+from tf_mp import compat, early
 from tf_mp.engine import Engine
 from tf_mp.loss import OutputLoss
 from tf_mp.stage import Stage, Tensors, gate, seal
@@ -132,14 +132,12 @@ class Backward:
         if self.recompute[k]:
             run = stage.function("again", self._again(stage))
             return run(*engine.arguments(stage, i), upstream, scale, token)
+        *upstream, scale = gate([*upstream, scale], token)
         tape, arguments = engine.tapes.pop((k, i)), engine.arguments(stage, i)
         assert tape is not None
-        wait: contextlib.AbstractContextManager[None] = _waits(token)
-        if stage.loops:
-            # The gradient of a loop gives the loop more inputs, so what is made here may feed what
-            # was there before: only the upstream gradients can wait.
-            upstream, wait = gate(upstream, token), contextlib.nullcontext()
-        with wait:
+        # The gradient of a loop gives the loop more inputs, so what is made here may feed what was
+        # there before: only the upstream gradients can wait.
+        with contextlib.nullcontext() if stage.loops else early.waits(token, [*upstream, scale]):
             return _pull(tape, made.outputs, made.loss, upstream, scale,
                          arguments[0], _picked(arguments[3], self.wanted[k]))  # fmt: skip
 
@@ -160,34 +158,6 @@ class Backward:
             return _pull(tape, outputs, loss, upstream, scale, weights, _picked(inputs, wanted))
 
         return body
-
-
-@contextlib.contextmanager
-def _waits(token: tf.Tensor) -> Iterator[None]:
-    """Operations that are made here read what was there before only after the token.
-
-    A tape hands what it kept of the forward to the backward without asking. What depends on that
-    alone, such as the slope of a GELU, could otherwise run during the forward, whatever the
-    schedule says, and its results would lie in memory until the backward needs them.
-    """
-    if tf.executing_eagerly():
-        yield
-        return
-    graph = tf.compat.v1.get_default_graph()
-    before = set(graph.get_operations())
-    yield
-    gated: dict[Any, Any] = {}
-    for operation in [op for op in graph.get_operations() if op not in before]:
-        for index, tensor in enumerate(operation.inputs):
-            kept = tensor.op in before and tensor.op.type not in _FREE
-            if not kept or tensor.dtype in (tf.resource, tf.variant):
-                continue
-            if tensor.ref() not in gated:
-                gated[tensor.ref()] = gate([tensor], token)[0]
-            compat.replace_input(operation, index, gated[tensor.ref()])
-
-
-_FREE = {"Const"}  # folded by TensorFlow; nothing waits for them
 
 
 def _picked(tensors: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:

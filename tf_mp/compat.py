@@ -26,6 +26,7 @@ __all__ = [
     "Functional",
     "Trainer",
     "as_function",
+    "body_of",
     "device_in_force",
     "get_mask",
     "graph_nodes",
@@ -47,6 +48,14 @@ __all__ = [
 get_mask = _masking.get_keras_mask
 set_mask = _masking.set_keras_mask
 unpack = _adapter.unpack_x_y_sample_weight
+
+
+def body_of(operation: tf.Operation) -> Any:
+    """The graph of the function that an operation calls; None if it calls none."""
+    if operation.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return None
+    function = operation.graph._get_function(operation.get_attr("f").name)
+    return None if function is None else function.graph
 
 
 def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 import zoo
 
 import tf_mp
-from tf_mp import ordering, schedule, stage
+from tf_mp import early, ordering, schedule, stage
 from tf_mp.table import Action
 
 
@@ -75,7 +75,7 @@ def test_without_the_tokens_the_order_is_lost(monkeypatch):
 
 
 def test_without_its_wait_the_slope_of_a_gelu_runs_during_the_forward(monkeypatch):
-    monkeypatch.setattr("tf_mp.backward._waits", lambda token: contextlib.nullcontext())
+    monkeypatch.setattr(early, "waits", lambda token, upstream: contextlib.nullcontext())
     proof = proof_of("transformer", 2, 2, "1f1b")
     with pytest.raises(AssertionError):
         assert_obeys(proof, 2, 2, "1f1b")
