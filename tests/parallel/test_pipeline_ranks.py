@@ -95,3 +95,31 @@ def test_the_proof_holds_with_collectives_on_their_stage():
     proof.raise_for_strays()
     for stage in (0, 1):
         assert sum(proof.kinds(stage, "collective").values()) > 0
+
+
+def test_accumulated_micro_batches_of_two_ranks_equal_one_large_batch():
+    """Two steps of two micro-batches on two ranks are one plain step on all of it."""
+
+    def build():
+        inputs = keras.Input((5,))
+        x = keras.layers.Dense(6, activation="tanh", name="hidden")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(2, name="out")(x))
+
+    random = np.random.default_rng(5)
+    x, y = random.normal(size=(16, 5)), random.normal(size=(16, 2))
+    whole = build()
+    split = tf_mp.parallelize(keras.models.clone_model(whole), cuts=["out"], micro_batches=2)
+    reference.copy_weights(whole, split)
+    whole.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    accumulating = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
+    split.compile(hvd.DistributedOptimizer(accumulating), "mse")
+    start = [v.numpy() for v in split.trainable_variables]
+    for _ in range(2):  # the second time the momentum counts too
+        whole.train_on_batch(x, y)
+        split.train_on_batch(local(x)[:4], local(y)[:4])
+        split.train_on_batch(local(x)[4:], local(y)[4:])
+    for ours, plains, first in zip(
+        split.trainable_variables, whole.trainable_variables, start, strict=True
+    ):
+        np.testing.assert_allclose(ours, plains, rtol=1e-5, atol=1e-6, err_msg=ours.path)
+        assert np.abs(first - ours.numpy()).max() > 1e-3
