@@ -44,7 +44,7 @@ def waits(token: tf.Tensor, upstream: Sequence[Any]) -> Iterator[None]:
         places = _early(operation, [tensor.ref() in late for tensor in operation.inputs])
         for place in places:
             tensor = operation.inputs[place]
-            if tensor.op not in before or tensor.op.type in _FREE - {"Identity"}:
+            if tensor.op not in before or tensor.op.type == "Const":
                 continue
             if tensor.ref() not in gated:
                 gated[tensor.ref()] = gate([tensor], token)[0]
