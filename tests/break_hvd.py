@@ -31,7 +31,7 @@ FAULTS = {
     ),
     "reduced after the look for infinities": (
         "patches.py", "if inner is None or not list(grads):", "if True:",
-        RANKS + "optimizers.py", "infinity_on_one_rank and Adam and outside",
+        RANKS + "optimizers.py", "infinity_on_one_rank and Adam and inside",
     ),
     "backward passes are not cleared": (
         "accumulation.py", "total.assign(tf.zeros_like(total))", "pass",
@@ -51,7 +51,7 @@ FAULTS = {
     ),
     "the process set is left out": (
         "reduction.py", '"process_set": settings.process_set,\n        "ignore', '"ignore',
-        RANKS + "reduction.py", "follows_its_formula",
+        "tests/integration/test_hvd_scripts.py", "process_sets",
     ),
     "compression is left out": (
         "reduction.py", '"compression": settings.compression,', "",

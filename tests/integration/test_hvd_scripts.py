@@ -36,8 +36,8 @@ def run(command, timeout=600):
     return output
 
 
-def run_two(script, *arguments):
-    launcher = [BIN / "mpirun", "-np", "2"]
+def run_ranks(count, script, *arguments):
+    launcher = [BIN / "mpirun", "--oversubscribe", "-np", str(count)]
     if os.geteuid() == 0:
         launcher.insert(1, "--allow-run-as-root")
     return run([*launcher, sys.executable, SCRIPTS / script, *arguments])
@@ -45,17 +45,22 @@ def run_two(script, *arguments):
 
 @pytest.mark.parametrize(
     "script",
-    [["own_loop.py"], ["synthetic_benchmark.py", "--fp16-allreduce"], ["process_sets.py"]],
+    [["own_loop.py"], ["synthetic_benchmark.py", "--fp16-allreduce"]],
     ids=lambda script: script[0],
 )
 def test_a_script_of_the_guide_ends_in_step_on_both_ranks(script):
-    output = run_two(*script)
+    output = run_ranks(2, *script)
     assert "rank 0 of 2 done" in output
     assert "rank 1 of 2 done" in output
 
 
+def test_process_sets_of_one_and_of_two_ranks_train_for_themselves():
+    output = run_ranks(3, "process_sets.py")
+    assert all(f"rank {rank} of 3 done" in output for rank in range(3)), output
+
+
 def test_the_script_with_all_callbacks_ends_in_step_on_both_ranks(tmp_path):
-    output = run_two("plain.py", tmp_path)
+    output = run_ranks(2, "plain.py", tmp_path)
     assert "rank 0 of 2 done" in output
     assert "rank 1 of 2 done" in output
     assert "finished gradual learning rate warmup" in output
