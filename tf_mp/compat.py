@@ -54,15 +54,11 @@ def body_of(operation: tf.Operation) -> Any:
     """The graph of the function that an operation calls; None if it calls none."""
     if operation.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return None
-    function = operation.graph._get_function(operation.get_attr("f").name)
-    return None if function is None else function.graph
+    return operation.graph._get_function(operation.get_attr("f").name).graph
 
 
 def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Lets an operation of a graph read another tensor, of the same dtype and shape.
-
-    TensorFlow's own control flow does this while it builds graphs; there is no public name for it.
-    """
+    """Lets an operation of a graph read another tensor, of the same dtype and shape."""
     operation._update_input(index, tensor)
 
 

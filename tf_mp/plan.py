@@ -178,9 +178,9 @@ def plan(
     )
 
     def measure_here() -> forecast.StageTimes:
-        # one device has all cores to itself anyway
-        num_cores = affinity.cores_of_device(names[0], len(names)) if len(names) > 1 else None
-        return forecast.measure_stages(pipeline, given, optimizer, repeats, num_cores)
+        shared = affinity.cores_of_device(names[0], len(names)) if len(names) > 1 else None
+        with affinity.limited_to(affinity.cores_of_device(names[0], 1)):
+            return forecast.measure_stages(pipeline, given, optimizer, repeats, shared)
 
     times = forecast.StageTimes(*cost.from_root("the measured times of stages", measure_here))
     table = pipeline.schedule_of(len(sizes))

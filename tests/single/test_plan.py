@@ -1,5 +1,6 @@
 """The plan: bytes against what TensorFlow really allocates, times against tables by hand."""
 
+import contextlib
 import json
 
 import keras
@@ -231,6 +232,23 @@ def test_a_heavy_update_weighs_in_the_better_balance():
     assert forecast.better_balance(pipeline, costs, table, light) is None
     balance, share, bound = forecast.better_balance(pipeline, costs, table, heavy)
     assert balance == [3, 1] and share < 1 and bound > 1
+
+
+@pytest.mark.parametrize(("cuts", "shared"), [([1, 1], 3), ([2], None)])
+def test_a_device_alone_has_the_cores_of_its_rank_and_no_more(monkeypatch, cuts, shared):
+    pipeline, limits, given = split(chain(8, 6), cuts=cuts), [], []
+    monkeypatch.setattr(cost, "measured", lambda *_, **__: costs_of(pipeline))
+    monkeypatch.setattr(plan.affinity.cores, "share_of_rank", lambda local_size: 6)
+    monkeypatch.setattr(
+        plan.affinity, "limited_to", lambda n: limits.append(n) or contextlib.nullcontext()
+    )
+    zeros = [0.0] * len(cuts)
+    monkeypatch.setattr(
+        forecast, "measure_stages",
+        lambda *args: given.append(args[-1]) or StageTimes(zeros, zeros, zeros, zeros[1:]),
+    )  # fmt: skip
+    plan.plan(pipeline, 4)
+    assert (limits, given) == ([6], [shared])
 
 
 def test_stages_are_measured_with_real_tensors_and_masks():
