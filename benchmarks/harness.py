@@ -8,6 +8,7 @@ from the one that is measured. A turn is some training steps; its answer is mill
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
@@ -159,11 +160,19 @@ def measure(variants, rounds, steps):
 
 
 def interval(values):
-    """The 95 % interval of the median from the order statistics of a sample."""
+    """The 95 % interval of the median from the order statistics of a sample.
+
+    From the k-th smallest to the k-th largest value, with the largest k for which fewer than k of
+    the values lie on one side of the median with a probability of at most 2.5 % (binomial
+    distribution). Of fewer than six values it is the whole range, and holds with less certainty.
+    """
     ordered, count = sorted(values), len(values)
-    reach = int(1.96 * count**0.5 / 2)
-    middle = count // 2
-    return ordered[max(0, middle - reach)], ordered[min(count - 1, middle + reach)]
+    tail, k = 1, 0  # tail: of 2 ** count outcomes those with at most k values on one side
+    while 2 * tail <= 0.05 * 2**count:
+        k += 1
+        tail += math.comb(count, k)
+    k = max(k, 1)
+    return ordered[k - 1], ordered[-k]
 
 
 def ratio(values, base):

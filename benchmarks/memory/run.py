@@ -16,12 +16,24 @@ sys.path.insert(0, str(FOLDER.parent))
 
 import harness  # noqa: E402
 
-SAMPLES, MICRO_BATCHES = 64, 8
 MODEL = {"length": 128, "width": 256, "num_blocks": 8, "dropout": 0.0}
-VARIANTS = [("gpipe", False), ("gpipe", True), ("1f1b", False), ("1f1b", True)]
+#: What activations take: one model, by schedule and recomputation.
+ACTIVATIONS = [
+    ("transformer", schedule, recompute, 8)
+    for schedule in ("gpipe", "1f1b")
+    for recompute in (False, True)
+]
+#: What gradients take: weights that are large beside the activations, by micro-batches.
+GRADIENTS = [("mlp", schedule, False, m) for schedule in ("gpipe", "1f1b") for m in (1, 2, 4, 8)]
+TABLES = {"transformer": ACTIVATIONS, "mlp": GRADIENTS}
+SAMPLES = 64
+TITLES = {
+    "transformer": f"transformer {MODEL}, {SAMPLES} samples, two stages, RMSprop",
+    "mlp": f"twelve dense layers of 1024, {SAMPLES} samples, two stages, RMSprop",
+}
 
 
-def one(schedule, recompute, micro_batches):
+def one(name, schedule, recompute, micro_batches):
     """Peak above the start and the plan's bytes, in MB."""
     import tf_mp
 
@@ -30,9 +42,13 @@ def one(schedule, recompute, micro_batches):
 
     from tf_mp import models, plan, request
 
+    build, cuts = {
+        "transformer": (lambda: models.transformer(**MODEL), ["block4_norm1"]),
+        "mlp": (networks.mlp, networks.network("mlp", 1).cuts),
+    }[name]
     model = tf_mp.parallelize(
-        lambda: models.transformer(**MODEL), stages=2, cuts=["block4_norm1"],
-        micro_batches=micro_batches, schedule=schedule, recompute=recompute,
+        build, stages=2, cuts=cuts, micro_batches=micro_batches, schedule=schedule,
+        recompute=recompute,
     )  # fmt: skip
     request.compile_if_needed(model)
     batch = request.random_batch(model, SAMPLES)
@@ -70,36 +86,48 @@ def main():
     args = options.parse_args()
     if args.here:
         schedule, recompute, count = args.here.split(",")
-        print("row:" + json.dumps(one(schedule, recompute == "1", int(count))))
+        print("row:" + json.dumps(one(args.only, schedule, recompute == "1", int(count))))
         return
+    for name in [args.only] if args.only else TABLES:
+        found = rows(name, args.rounds)
+        text = f"{TITLES[name]}. {harness.head(args.rounds, 3)}\n\n{table(found)}"
+        harness.write(FOLDER, name, text, found)
+
+
+def rows(name, rounds):
+    """The rows of each variant of one model, measured in turns."""
     # big blocks go back to the system at once, so that the peak is what is in use
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
     found = {}
-    for _ in range(args.rounds):
-        for schedule, recompute in VARIANTS:
-            words = f"{schedule},{int(recompute)},{MICRO_BATCHES}"
+    for _ in range(rounds):
+        for _, schedule, recompute, micro_batches in TABLES[name]:
+            words = f"{schedule},{int(recompute)},{micro_batches}"
             done = subprocess.run(
-                [sys.executable, __file__, "--here", words], env=environment,
-                capture_output=True, text=True, check=True,
+                [sys.executable, __file__, "--only", name, "--here", words], env=environment,
+                capture_output=True, text=True,
             )  # fmt: skip
-            row = json.loads(done.stdout.rpartition("row:")[2])
-            found.setdefault(words, []).append(row)
+            if done.returncode:
+                sys.exit(f"{words} failed:\n{done.stderr[-3000:]}")
+            found.setdefault(words, []).append(json.loads(done.stdout.rpartition("row:")[2]))
+    return found
+
+
+def table(found):
+    """One row a variant, in Markdown."""
     lines = [
-        "| schedule | recompute | in flight | peak above the start, MB | planned, MB |",
-        "| --- | --- | --- | --- | --- |",
+        "| schedule | recompute | micro-batches | in flight | one copy of the gradients, MB | "
+        "peak above the start, MB | planned, MB |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for rows in found.values():
-        peaks, row = sorted(r["peak_mb"] for r in rows), rows[0]
+    for rows_ in found.values():
+        peaks, row = sorted(r["peak_mb"] for r in rows_), rows_[0]
         lines.append(
             f"| {row['schedule']} | {'yes' if row['recompute'] else 'no'} | "
-            f"{' and '.join(map(str, row['in_flight']))} | {peaks[len(peaks) // 2]:.0f} "
+            f"{row['micro_batches']} | {' and '.join(map(str, row['in_flight']))} | "
+            f"{row['gradients_mb']:.0f} | {peaks[len(peaks) // 2]:.0f} "
             f"({peaks[0]:.0f} to {peaks[-1]:.0f}) | {row['planned_mb']:.0f} |"
         )
-    text = (
-        f"transformer {MODEL}, {SAMPLES} samples, {MICRO_BATCHES} micro-batches, two stages, "
-        f"RMSprop. {harness.head(args.rounds, 3)}\n\n" + "\n".join(lines)
-    )
-    harness.write(FOLDER, "transformer", text, found)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -95,10 +95,9 @@ def rows(name, rounds):
 
 
 def ratio(values, measured):
-    """The ratio of the medians, and the range of the rounds' ratios, in words."""
-    ratios = [a / b for a, b in zip(values, measured, strict=True)]
-    middle = statistics.median(values) / statistics.median(measured)
-    return f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    """The median of the rounds' ratios and its 95 % interval, in words."""
+    middle, low, high = harness.ratio(values, measured)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def size(variables):
@@ -109,8 +108,8 @@ def size(variables):
 def table(found):
     """All rows in Markdown."""
     lines = [
-        "| model | m | predicted ms | measured ms (range) | predicted to measured (range) | "
-        "bound to measured (range) | timeline to measured (range) | order obeyed | "
+        "| model | m | predicted ms | measured ms (range) | predicted to measured (95 %) | "
+        "bound to measured (95 %) | timeline to measured (95 %) | order obeyed | "
         "weights and slots exact |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
