@@ -29,6 +29,7 @@ class StagePlan:
         parameters: Number of trainable parameters that live there.
         forward_ms: Its forward of one micro-batch.
         backward_ms: Its backward of one micro-batch, with the second forward under `recompute`.
+        accumulate_ms: Adding its gradients to those of earlier micro-batches.
         update_ms: Its optimizer step.
         bytes: What it keeps on its device.
         sent_bytes: What one micro-batch sends on to later stages; as much comes back as gradients.
@@ -41,6 +42,7 @@ class StagePlan:
     parameters: int
     forward_ms: float
     backward_ms: float
+    accumulate_ms: float
     update_ms: float
     bytes: StageBytes
     sent_bytes: int
@@ -178,8 +180,9 @@ def plan(
     )
 
     def measure_here() -> forecast.StageTimes:
-        shared = affinity.cores_of_device(names[0], len(names)) if len(names) > 1 else None
-        with affinity.limited_to(affinity.cores_of_device(names[0], 1)):
+        cores = affinity.cores_of_device(names[0], 1)
+        shared = cores is not None and len(names) > 1
+        with affinity.limited_to(cores):
             return forecast.measure_stages(pipeline, given, optimizer, repeats, shared)
 
     times = forecast.StageTimes(*cost.from_root("the measured times of stages", measure_here))
@@ -212,6 +215,7 @@ def _stage_plan(
         parameters=sum(v.shape.num_elements() for v in own if v.trainable),
         forward_ms=times.forward_ms[k],
         backward_ms=times.backward_ms[k],
+        accumulate_ms=times.accumulate_ms[k] if times.accumulate_ms else 0.0,
         update_ms=times.update_ms[k],
         bytes=kept,
         sent_bytes=sent_bytes,

@@ -37,7 +37,7 @@ class Simulation:
     """A schedule laid out in time.
 
     Attributes:
-        step_ms: From the first action to the end of the last update.
+        step_ms: From the start of the step to the end of the last update.
         start_ms: When each action starts, counted from the start of the step.
         end_ms: When each action ends.
         busy_ms: For each device that has a stage, the time it works (forward, backward, update).
@@ -69,6 +69,7 @@ def simulate(
     update_ms: Sequence[float] | None = None,
     transfer_ms: Sequence[float] | None = None,
     alone_ms: Sequence[Sequence[float]] | None = None,
+    lead_in_ms: float = 0.0,
 ) -> Simulation:
     """Runs a schedule with given times: each action starts as soon as device and inputs allow.
 
@@ -83,6 +84,7 @@ def simulate(
         alone_ms: Forward, backward and update of each stage once more, for the time in which all
             other devices wait: CPU devices share their cores. While some of them work, the time
             is in between, in proportion to their number.
+        lead_in_ms: What the host does before the first action can start.
 
     Raises:
         ValueError: for a list of the wrong length or a negative time.
@@ -106,10 +108,14 @@ def simulate(
                 quick, slow = (kinds[task.kind][task.stage] for kinds in (alone, crowded))
                 times[task] = quick + (slow - quick) * company
         spans = _laid_out(schedule, times, delay)
+    used = [
+        {task: (start + lead_in_ms, end + lead_in_ms) for task, (start, end) in row.items()}
+        for row in spans
+        if row
+    ]
     of_action = {
-        task: span for row in spans for task, span in row.items() if isinstance(task, Action)
+        task: span for row in used for task, span in row.items() if isinstance(task, Action)
     }
-    used = [row for row in spans if row]
     return Simulation(
         step_ms=max(end for row in used for _, end in row.values()),
         start_ms={action: start for action, (start, _) in of_action.items()},

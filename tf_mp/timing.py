@@ -8,7 +8,7 @@ model changes: weights and state go in as values, and the new state is dropped.
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,7 @@ from tf_mp.stage import Stage, Tensors, seal
 
 __all__ = [
     "StageRun",
+    "Times",
     "alone",
     "plain_copy",
     "time_functions",
@@ -29,6 +30,14 @@ __all__ = [
 Pick: TypeAlias = Callable[[list[float]], float]
 
 _TRANSFER_BYTES = 16 * 2**20
+
+
+class Times(NamedTuple):
+    """Milliseconds of a forward and of a backward, and what was subtracted for the call."""
+
+    forward_ms: float
+    backward_ms: float
+    call_ms: float
 
 
 class StageRun:
@@ -58,7 +67,7 @@ class StageRun:
 
     def times_ms(
         self, wanted: Sequence[bool], repeats: int = 5, pick: Pick = min
-    ) -> tuple[float, float]:
+    ) -> "Times":
         """The time of the forward, and of the backward without a repeated forward.
 
         Args:
@@ -67,22 +76,61 @@ class StageRun:
             pick: Which of them counts: the quickest to compare operations, where what else the
                 machine does is noise; the median to tell what a step will take.
         """
+        call_ms, forward_ms, *rest = time_functions(self._runs(wanted), repeats, pick)
+        both_ms = rest[0] if rest else forward_ms
+        return Times(
+            max(forward_ms - call_ms, 0.0), max(both_ms - max(forward_ms, call_ms), 0.0), call_ms
+        )
+
+    def accumulate_ms(
+        self, wanted: Sequence[bool], repeats: int = 5, pick: Pick = min
+    ) -> float:
+        """The time that adding its gradients to the sums of earlier micro-batches takes.
+
+        Args:
+            wanted: As for `times_ms`.
+            repeats: As for `times_ms`.
+            pick: As for `times_ms`.
+        """
+        stage, token = self._stage, self._token
+        if not stage.weights:
+            return 0.0
+        found = self._both(wanted)(*self._values, self._upstream(), token)[1]
+        gradients = [g for g in found[: len(stage.weights)] if g is not None]
+        nothing = stage.function("no_sum", lambda *args: args[-1] + 0.0)
+        finish = stage.finish()
+        call_ms, sum_ms = time_functions(
+            [
+                lambda: nothing(gradients, gradients, [], token),
+                lambda: finish(gradients, gradients, [], token)[-1],
+            ],
+            repeats, pick,
+        )  # fmt: skip
+        return max(sum_ms - call_ms, 0.0)
+
+    def load(self, wanted: Sequence[bool]) -> Callable[[], object]:
+        """A function that runs forward and backward (the forward alone if nothing is trained)."""
+        run = self._runs(wanted)[-1]
+        return lambda: run().numpy()
+
+    def _runs(self, wanted: Sequence[bool]) -> list[Callable[[], tf.Tensor]]:
+        """The call alone, the forward, and, where something is trained, both halves together."""
         stage, values, token = self._stage, self._values, self._token
-        upstream = [tf.ones_like(t) for t in self.outputs if _is_floating(t)]
-        forward = stage.forward(True)
+        upstream, forward, both = self._upstream(), stage.forward(True), self._both(wanted)
         nothing = stage.function("nothing", lambda *args: args[-1] + 0.0)
-        both = stage.function("forward_and_backward", _forward_and_backward(stage, wanted))
         runs = [
             lambda: nothing(*values, upstream, token),
             lambda: forward(*values, token).token,
             lambda: both(*values, upstream, token)[-1],
         ]
-        trains = bool(stage.weights) or any(wanted)
-        call_ms, forward_ms, *rest = time_functions(
-            runs if trains else runs[:2], repeats, pick
-        )
-        both_ms = rest[0] if rest else forward_ms
-        return max(forward_ms - call_ms, 0.0), max(both_ms - forward_ms, 0.0)
+        return runs if stage.weights or any(wanted) else runs[:2]
+
+    def _both(self, wanted: Sequence[bool]) -> Any:
+        body = _forward_and_backward(self._stage, wanted)
+        return self._stage.function("forward_and_backward", body)
+
+    def _upstream(self) -> Tensors:
+        return [tf.ones_like(t) for t in self.outputs if _is_floating(t)]
 
 
 def alone(operation: Operation, device: str) -> Stage:

@@ -1,5 +1,6 @@
 """The training step of a split model: forwards and backwards by the schedule, reduce, update."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tf_mp.backward import Backward
 from tf_mp.engine import Batch
 from tf_mp.opnames import scope
 from tf_mp.pipeline import Pipeline
+from tf_mp.stage import gate
 
 __all__ = ["train"]
 
@@ -216,8 +218,18 @@ class _Train:
                 penalties.append(penalty)
             shares.append(update.Share(stage.index, stage.device, gradients, own))
         shares = [reducing.reduced(engine, self.optimizer, share) for share in shares]
-        update.apply(self.optimizer, shares)
+        update.apply(self.optimizer, [self._in_turn(share) for share in shares])
         return penalties
+
+    def _in_turn(self, share: update.Share) -> update.Share:
+        """Lets an earlier stage, which works on, have its gradient before the update begins."""
+        stage = self.pipeline.stages[share.index]
+        sends = any(stage.wanted(self.pipeline.needs_gradient))
+        if not sends or len(self.engine.batch.sizes) == 1:
+            return share
+        with self.engine.place(stage, "update"):
+            gradients = gate(share.gradients, self.engine.token(stage))
+        return dataclasses.replace(share, gradients=gradients)
 
     def _penalty_gradients(self, stage: Any, own: list[Any]) -> tuple[Any, list[Any]]:
         values = dict(zip(map(id, stage.weights), self.engine.read[stage.index][0], strict=True))

@@ -31,8 +31,9 @@ MODELS = {
     "resnet50": (16, {}),
 }
 COUNTS = (1, 2, 4, 8)
-STEPS = 4
-TURNS = 2  # of `fit`, before and after the timeline
+STEPS = 4  # of a timeline, and the fewest of a turn of `fit`
+TURNS = 1  # of `fit`, before and after the timeline
+TURN_MS, MOST_STEPS = 500, 30
 
 
 def rows(name, rounds):
@@ -44,7 +45,7 @@ def rows(name, rounds):
     tf_mp.init(devices_per_rank=2)
     import keras
 
-    from tf_mp import models, plan, request, simulate, timeline
+    from tf_mp import models, plan, request, timeline
 
     samples, settings = MODELS[name]
     builders = {**models.NAMES, "mlp": networks.mlp}
@@ -58,17 +59,24 @@ def rows(name, rounds):
         request.compile_if_needed(model)
         batch = request.random_batch(model, samples)
         data = networks.endless(batch)
-        model.fit(data, steps_per_epoch=3, verbose=0)
-        plans, times, seen = [], [], []
+
+        def step_ms(steps):
+            start = time.perf_counter()
+            model.fit(data, steps_per_epoch=steps, verbose=0)
+            return (time.perf_counter() - start) * 1e3 / steps
+
+        step_ms(3)
+        # the beginning and the end of `fit` must not weigh
+        steps = min(MOST_STEPS, max(STEPS, round(TURN_MS / step_ms(STEPS))))
+        plans, times, seen, bounds = [], [], [], []
         for _ in range(rounds):
             plans.append(plan.plan(pipeline, samples))
+            bounds.append(bound_ms(pipeline, model.optimizer, plans[0].micro_batch_sizes))
             turns = []
             for turn in range(2 * TURNS):
                 if turn == TURNS:
                     seen.append(timeline.measure(model, batch, steps=STEPS))
-                start = time.perf_counter()
-                model.fit(data, steps_per_epoch=STEPS, verbose=0)
-                turns.append((time.perf_counter() - start) * 1e3 / STEPS)
+                turns.append(step_ms(steps))
             times.append(statistics.median(turns))
         stages = plans[0].stages
         slots = [v for v in model.optimizer.variables if v.shape.rank]
@@ -77,13 +85,7 @@ def rows(name, rounds):
             "micro_batches": m,
             "measured_ms": times,
             "predicted_ms": [p.step_ms for p in plans],
-            "bound_ms": [
-                simulate.pipeline_ms(
-                    [stage.forward_ms + stage.backward_ms for stage in p.stages], m,
-                    update_ms=[stage.update_ms for stage in p.stages],
-                )
-                for p in plans
-            ],
+            "bound_ms": bounds,
             "timeline_ms": [t.step_ms for t in seen],
             "busy_ms": [{d: u * t.step_ms for d, u in t.utilisation().items()} for t in seen],
             "predicted_busy_ms": [list(p.simulation.busy_ms) for p in plans],
@@ -92,6 +94,17 @@ def rows(name, rounds):
             "slots": [sum(s.bytes.slots for s in stages), size(slots)],
             "optimizer": keras.optimizers.serialize(model.optimizer)["class_name"],
         }
+
+
+def bound_ms(pipeline, optimizer, sizes):
+    """sum(t) + (m - 1) max(t) + max(u), each time measured alone on one core."""
+    from tf_mp import affinity, cost, forecast, simulate
+
+    sample = cost.sample_of(pipeline.graph, sizes[0])
+    with affinity.limited_to(1):
+        times = forecast.measure_stages(pipeline, sample, optimizer)
+    stages = list(map(sum, zip(times.forward_ms, times.backward_ms, strict=True)))
+    return simulate.pipeline_ms(stages, len(sizes), update_ms=times.update_ms)
 
 
 def ratio(values, measured):

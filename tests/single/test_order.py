@@ -66,6 +66,22 @@ def test_stages_with_loops_keep_their_work_on_their_device():
     proof.raise_for_strays()
 
 
+@pytest.mark.parametrize(("micro_batches", "waits"), [(2, True), (1, False)])
+def test_an_update_waits_until_an_earlier_stage_that_works_on_has_its_gradient(
+    micro_batches, waits
+):
+    run = proof_of("mnist_cnn", 2, micro_batches, "1f1b").run
+    _, ancestors, bit = ordering._graph(run)
+    last = ordering.tied_operations(run)[Action(1, micro_batches - 1, "backward")]
+    backward = ordering._union(bit[index] for index in last)
+    assigned = [
+        op.index for op in run.ops
+        if op.name.startswith("stage_1/update/") and op.type == "AssignSubVariableOp"
+    ]  # fmt: skip
+    assert len(assigned) == 4
+    assert all(not backward & ~ancestors[index] for index in assigned) == waits
+
+
 def test_without_the_tokens_the_order_is_lost(monkeypatch):
     monkeypatch.setattr(stage, "gate", lambda tensors, token: list(tensors))
     monkeypatch.setattr("tf_mp.backward.gate", lambda tensors, token: list(tensors))

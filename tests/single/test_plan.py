@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_mp
-from tf_mp import compat, cost, forecast, memory, plan, timing
+from tf_mp import compat, cost, forecast, memory, plan, schedule, timing
 from tf_mp.cost import OperationCost
 from tf_mp.forecast import StageTimes
 from tf_mp.pipeline import pipeline_of
@@ -234,7 +234,7 @@ def test_a_heavy_update_weighs_in_the_better_balance():
     assert balance == [3, 1] and share < 1 and bound > 1
 
 
-@pytest.mark.parametrize(("cuts", "shared"), [([1, 1], 3), ([2], None)])
+@pytest.mark.parametrize(("cuts", "shared"), [([1, 1], True), ([2], False)])
 def test_a_device_alone_has_the_cores_of_its_rank_and_no_more(monkeypatch, cuts, shared):
     pipeline, limits, given = split(chain(8, 6), cuts=cuts), [], []
     monkeypatch.setattr(cost, "measured", lambda *_, **__: costs_of(pipeline))
@@ -259,14 +259,14 @@ def test_stages_are_measured_with_real_tensors_and_masks():
     pipeline = split(keras.Model(tokens, outputs), cuts=["mean"])
     before = [v.numpy() for v in pipeline.graph.model.variables]
     sample = cost.sample_of(pipeline.graph, 4)
-    *times, alone = forecast.measure_stages(
-        pipeline, sample, keras.optimizers.Adam(), repeats=1, num_cores=1
+    times = forecast.measure_stages(
+        pipeline, sample, keras.optimizers.Adam(), repeats=1, shared=True
     )
-    assert [len(entry) for entry in times] == [2, 2, 2, 1]
-    assert all(time >= 0 for entry in times for time in entry)
-    for crowded, quicker in zip(times, alone):  # noqa: B905 - transfers are not in the second
-        assert all(0 <= b <= a for a, b in zip(crowded, quicker, strict=True))
-    times = forecast.StageTimes(*times)
+    crowded = [times.forward_ms, times.backward_ms, times.update_ms, times.accumulate_ms]
+    assert [len(entry) for entry in crowded] == [2] * 4 and len(times.transfer_ms) == 1
+    for beside, alone in zip(crowded, times.alone_ms, strict=True):
+        assert all(0 <= b <= a for a, b in zip(beside, alone, strict=True))
+    assert times.lead_in_ms > 0
     assert all(time > 0 for time in times.update_ms)
     for old, variable in zip(before, pipeline.graph.model.variables, strict=True):
         np.testing.assert_array_equal(old, variable.numpy(), err_msg=variable.path)
@@ -282,6 +282,44 @@ def test_a_forward_that_is_redone_counts_in_the_backward(monkeypatch):
         times = forecast.measure_stages(pipeline, sample, keras.optimizers.SGD(), repeats=1)
         assert times.forward_ms == [2, 2]
         assert times.backward_ms == [backward_ms] * 2
+        assert times.accumulate_ms == [2, 2]
+        assert times.lead_in_ms == 1 + 1  # the calls
+        assert times.alone_ms is None
+
+
+def test_other_devices_work_while_a_stage_is_timed(monkeypatch):
+    pipeline = split(chain(8, 6, 4), cuts=[1, 1, 1], devices=[0, 1, 0], stages=3)
+    seen = []
+
+    @contextlib.contextmanager
+    def at_work(loads):
+        for load in loads:
+            load()
+        seen.append(len(loads))
+        yield
+        seen.append("end")
+
+    def times_of(runs, repeats, pick=min):
+        inside = seen and seen[-1] != "end"
+        return [1.0, 3.0, 8.0][: len(runs)] if not inside else [2.0, 5.0, 16.0][: len(runs)]
+
+    monkeypatch.setattr(forecast.company, "at_work", at_work)
+    monkeypatch.setattr(timing, "time_functions", times_of)
+    sample = cost.sample_of(pipeline.graph, 2)
+    times = forecast.measure_stages(pipeline, sample, keras.optimizers.SGD(), 1, True)
+    assert seen == [1, "end"] * 3
+    assert times.forward_ms == [3] * 3 and times.backward_ms == [11] * 3
+    assert times.alone_ms == [[2] * 3, [5] * 3, [1] * 3, [2] * 3]
+    assert times.lead_in_ms == 3
+
+
+def test_all_but_the_first_backward_accumulate():
+    table = schedule.build("gpipe", 2, 4)
+    times = StageTimes([1, 1], [2, 2], [0, 0], [0], None, [4, 0])
+    run = forecast.predict(table, times)
+    assert run.busy_ms == (4 * 1 + 4 * 2 + 3 * 4, 4 * 3)
+    later = forecast.predict(table, times._replace(lead_in_ms=5.0))
+    assert later.step_ms == run.step_ms + 5
 
 
 def test_timing_an_update_leaves_variables_and_optimizer_alone():

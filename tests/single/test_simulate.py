@@ -88,6 +88,16 @@ def test_update_and_transfer_by_hand():
     assert run.busy_ms == (9, 12)
 
 
+def test_what_the_host_does_first_makes_all_later():
+    table, times = build("1f1b", 2, 2), {"backward_ms": [2, 3], "update_ms": [1, 1]}
+    at_once = simulate(table, [1, 2], **times)
+    later = simulate(table, [1, 2], lead_in_ms=4, **times)
+    assert later.step_ms == at_once.step_ms + 4
+    assert later.start_ms == {action: ms + 4 for action, ms in at_once.start_ms.items()}
+    assert later.end_ms == {action: ms + 4 for action, ms in at_once.end_ms.items()}
+    assert later.busy_ms == at_once.busy_ms
+
+
 def test_nothing_travels_between_two_stages_of_one_device():
     together = build("1f1b", 2, 2, stage_devices=[0, 0])
     run = simulate(together, [1, 1], backward_ms=[1, 1], transfer_ms=[100], update_ms=[1, 2])
