@@ -21,6 +21,8 @@ from tf_mp.table import Schedule
 
 __all__ = ["Timeline", "measure"]
 
+_WARM_UP_SHARE = 3  # steps under a session that is dropped, for each that counts
+
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
@@ -137,7 +139,8 @@ def measure(
         model: a compiled model that went through `tf_mp.parallelize`.
         batch: ``(x, y)`` or ``(x, y, sample_weight)`` as arrays of one local batch.
         steps: how many steps to measure.
-        warm_up: how many to run before, unmeasured; then as many as are measured run once more.
+        warm_up: how many to run before; then three for each measured one, under a profiler
+            session that is dropped.
         log_dir: where the profiler's own files go (TensorBoard reads them); nowhere by default.
     """
     from tf_mp import pipeline as pipelines
@@ -150,8 +153,8 @@ def measure(
         for _ in range(warm_up):
             step()
         # The first session takes its memory from the system while steps run, which makes steps of
-        # many small operations 40 % longer (TensorFlow 2.21); a second one finds it there.
-        _run_profiled(step, steps, scratch, save=False)
+        # many small operations 40 % longer (TensorFlow 2.21); after a longer one it is there.
+        _run_profiled(step, _WARM_UP_SHARE * steps, scratch, save=False)
         known = set(_profiles(folder))
         _run_profiled(step, steps, folder)
         events = [e for f in set(_profiles(folder)) - known for e in compat.profiler_events(f)]

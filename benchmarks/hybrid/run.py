@@ -108,8 +108,8 @@ def main():
     text = (
         f"{NETWORK}, batch {BATCH} a rank (samples a second: of one rank), m = {MICRO_BATCHES}. "
         f"{harness.head(args.rounds, args.steps)}\n\n{harness.table(found, BATCH)}\n\n"
-        f"Bytes of the gradients: {ranks[0]['gradients_mb']:.1f} MB. Sent in a step under Gloo, by "
-        f"both ranks together: {sent:.1f} MB. Share of the reductions during which a stage worked "
+        f"Bytes of the gradients: {ranks[0]['gradients_mb']:.1f} MB. Sent in a step under Gloo, "
+        f"by both ranks together: {sent:.1f} MB. Share of the reductions while a stage worked "
         f"(median of 15 steps, each rank): {', '.join(f'{share:.2f}' for share in shares)}."
     )
     harness.write(FOLDER, NETWORK, text, {**found, "ranks": ranks, "sent_mb": sent})

@@ -1,8 +1,9 @@
 """What `tf-mp plan` predicts beside what is measured, for the zoo at two stages.
 
 A row: predicted and measured milliseconds a step; what the timeline says; the bytes of weights and
-slots predicted and really there. A round is a plan, turns of `fit`, a timeline, turns of `fit`, so
-that a machine that changes its pace disturbs all alike.
+slots predicted and really there. A round is the stages alone, a turn of `fit`, and in every third
+a plan before and a timeline and a turn of `fit` after, so that a machine that changes its pace
+disturbs all alike.
 """
 
 import json
@@ -32,8 +33,8 @@ MODELS = {
 }
 COUNTS = (1, 2, 4, 8)
 STEPS = 4  # of a timeline, and the fewest of a turn of `fit`
-TURNS = 1  # of `fit`, before and after the timeline
-TURN_MS, MOST_STEPS = 500, 30
+TURN_MS, MOST_STEPS = 1000, 30
+EVERY = 3  # rounds with a plan and a timeline
 
 
 def rows(name, rounds):
@@ -69,15 +70,17 @@ def rows(name, rounds):
         # the beginning and the end of `fit` must not weigh
         steps = min(MOST_STEPS, max(STEPS, round(TURN_MS / step_ms(STEPS))))
         plans, times, seen, bounds = [], [], [], []
-        for _ in range(rounds):
-            plans.append(plan.plan(pipeline, samples))
+        for number in range(rounds):
+            if number % EVERY == 0:
+                plans.append(plan.plan(pipeline, samples))
             bounds.append(bound_ms(pipeline, model.optimizer, plans[0].micro_batch_sizes))
-            turns = []
-            for turn in range(2 * TURNS):
-                if turn == TURNS:
-                    seen.append(timeline.measure(model, batch, steps=STEPS))
+            step_ms(2)  # what was measured before left its marks on caches and memory
+            turns = [step_ms(steps)]
+            if number % EVERY == 0:
+                seen.append(timeline.measure(model, batch, steps=STEPS))
+                step_ms(2)
                 turns.append(step_ms(steps))
-            times.append(statistics.median(turns))
+            times.append(statistics.fmean(turns))
         stages = plans[0].stages
         slots = [v for v in model.optimizer.variables if v.shape.rank]
         yield {
@@ -109,6 +112,8 @@ def bound_ms(pipeline, optimizer, sizes):
 
 def ratio(values, measured):
     """The median of the rounds' ratios and its 95 % interval, in words."""
+    if len(values) < len(measured):
+        measured = measured[::EVERY]
     middle, low, high = harness.ratio(values, measured)
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 

@@ -14,7 +14,7 @@ TEXT = ROOT.joinpath("README.md").read_text()
 CI = ROOT / ".ci" / "run"
 #: What needs more than a test has: an engine for containers, GPUs, a registry. Run by hand.
 BY_HAND = {"docker build -t tf_mp .", "docker run --rm tf_mp", "make gpu-check", "make wheelhouse"}
-#: Words of a run's own: `horovodrun ... train.py` is what `make train` calls, `make setup` its start.
+#: Parts of others: `make train` calls horovodrun, and `make setup` before it.
 PARTS = {"horovodrun -np 2 python scripts/train.py", "horovodrun -H", "make setup"}
 
 
@@ -42,10 +42,11 @@ def words_of(start):
 
 def test_no_command_is_unknown():
     known = {"make train", "make test", *BY_HAND, *PARTS}
-    runs = [line for line in blocks() if not line.startswith(("tf-mp verify", "horovodrun --gloo"))]
-    assert set(runs) <= known
-    assert {text for text in inline() if not text.startswith("tf-mp ")} <= known
-    assert {text.split()[1] for text in inline() if text.startswith("tf-mp ")} <= {"verify", "plan"}
+    tested = "tf-mp verify", "horovodrun --gloo"
+    assert {line for line in blocks() if not line.startswith(tested)} <= known
+    tools = {text for text in inline() if text.startswith("tf-mp ")}
+    assert inline() - tools <= known
+    assert {text.split()[1] for text in tools} <= {"verify", "plan"}
     assert "exec make test" in CI.read_text()
 
 
