@@ -5,7 +5,6 @@ stage's device scope: so the work of the backward lies where the forward's did. 
 the forward is done again inside the backward, and only the stage's inputs are kept until then.
 """
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,9 +134,7 @@ class Backward:
         *upstream, scale = gate([*upstream, scale], token)
         tape, arguments = engine.tapes.pop((k, i)), engine.arguments(stage, i)
         assert tape is not None
-        # The gradient of a loop gives the loop more inputs, so what is made here may feed what was
-        # there before: only the upstream gradients can wait.
-        with contextlib.nullcontext() if stage.loops else early.waits(token, [*upstream, scale]):
+        with early.waits(token, [*upstream, scale]):
             return _pull(tape, made.outputs, made.loss, upstream, scale,
                          arguments[0], _picked(arguments[3], self.wanted[k]))  # fmt: skip
 

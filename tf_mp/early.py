@@ -40,7 +40,10 @@ def waits(token: tf.Tensor, upstream: Sequence[Any]) -> Iterator[None]:
     yield
     late = {part.ref() for part in tf.nest.flatten(list(upstream), True) if part is not None}
     gated: dict[Any, Any] = {}
+    feeding = _feeding(before)
     for operation in [op for op in graph.get_operations() if op not in before]:
+        if operation in feeding:
+            continue
         places = _early(operation, [tensor.ref() in late for tensor in operation.inputs])
         for place in places:
             tensor = operation.inputs[place]
@@ -51,6 +54,19 @@ def waits(token: tf.Tensor, upstream: Sequence[Any]) -> Iterator[None]:
             compat.replace_input(operation, place, gated[tensor.ref()])
         if operation.inputs:
             late.update(tensor.ref() for tensor in operation.outputs)
+
+
+def _feeding(before: set[tf.Operation]) -> set[tf.Operation]:
+    """New operations that older ones need: the gradient of a loop gives the loop more inputs."""
+    found: set[tf.Operation] = set()
+    waiting = [tensor.op for operation in before for tensor in operation.inputs]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in before and operation not in found:
+            found.add(operation)
+            waiting += [tensor.op for tensor in operation.inputs]
+            waiting += operation.control_inputs
+    return found
 
 
 def _early(operation: tf.Operation, is_late: list[bool]) -> list[int]:

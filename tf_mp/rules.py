@@ -35,6 +35,11 @@ _INPUT_TYPES = frozenset(
 )
 _SHAPE_TYPES = frozenset("Shape ShapeN Size Rank".split())
 _VIEW_TYPES = frozenset("Identity IdentityN StopGradient PreventGradient ReadVariableOp".split())
+# A loop's bookkeeping: it hands tensors on, by reference.
+_LOOP_TYPES = frozenset(
+    "Enter Exit Merge Switch NextIteration LoopCond EmptyTensorList TensorListReserve "
+    "TensorListPushBack TensorListPopBack TensorListElementShape TensorListLength".split()
+)
 # What cuts a batch into micro-batches: it moves numbers and computes nothing from them.
 _MOVING_TYPES = _VIEW_TYPES | frozenset(
     "Split SplitV Slice StridedSlice Cast Reshape ExpandDims Squeeze ConcatV2 Pack Unpack "
@@ -114,7 +119,9 @@ def is_cheap(
     op: runs.Op, action: opnames.Action | None, run: runs.Run, expected: Expectations
 ) -> bool:
     """Whether an operation takes no time worth ordering: reading a variable, views, scalars."""
-    return op.type in _VIEW_TYPES or reason_to_run_anywhere(op, action, run, expected) is not None
+    if op.type in _VIEW_TYPES or op.type in _LOOP_TYPES:
+        return True
+    return reason_to_run_anywhere(op, action, run, expected) is not None
 
 
 def transfer_kind(transfer: runs.Transfer, run: runs.Run, expected: Expectations) -> str:

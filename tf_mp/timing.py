@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_mp import compat
 from tf_mp.graph import Operation
-from tf_mp.stage import Stage, Tensors, seal
+from tf_mp.stage import Made, Stage, Tensors, seal
 
 __all__ = [
     "StageRun",
@@ -64,6 +64,7 @@ class StageRun:
             self._values = *values, tf.constant(0, tf.int64), tf.constant(0, tf.int64)
         made = dataclasses.replace(stage, eager=True).forward(True)(*self._values, self._token)
         self.outputs, self.masks = made.outputs, made.masks
+        self._functions: dict[str, Any] = {}
 
     def times_ms(
         self, wanted: Sequence[bool], repeats: int = 5, pick: Pick = min
@@ -97,8 +98,8 @@ class StageRun:
             return 0.0
         found = self._both(wanted)(*self._values, self._upstream(), token)[1]
         gradients = [g for g in found[: len(stage.weights)] if g is not None]
-        nothing = stage.function("no_sum", lambda *args: args[-1] + 0.0)
-        finish = stage.finish()
+        nothing = self._function("no_sum", lambda *args: args[-1] + 0.0)
+        finish = self._function("sum", lambda *args: stage.finish()(*args))
         call_ms, sum_ms = time_functions(
             [
                 lambda: nothing(gradients, gradients, [], token),
@@ -116,18 +117,27 @@ class StageRun:
     def _runs(self, wanted: Sequence[bool]) -> list[Callable[[], tf.Tensor]]:
         """The call alone, the forward, and, where something is trained, both halves together."""
         stage, values, token = self._stage, self._values, self._token
-        upstream, forward, both = self._upstream(), stage.forward(True), self._both(wanted)
-        nothing = stage.function("nothing", lambda *args: args[-1] + 0.0)
+        upstream, both = self._upstream(), self._both(wanted)
+        # What it made is a result too: else TensorFlow leaves it out.
+        forward = self._function("forward", lambda *args: _fields(stage.forward(True)(*args)))
+        nothing = self._function("nothing", lambda *args: args[-1] + 0.0)
         runs = [
             lambda: nothing(*values, upstream, token),
-            lambda: forward(*values, token).token,
+            lambda: forward(*values, token)[-1],
             lambda: both(*values, upstream, token)[-1],
         ]
         return runs if stage.weights or any(wanted) else runs[:2]
 
     def _both(self, wanted: Sequence[bool]) -> Any:
         body = _forward_and_backward(self._stage, wanted)
-        return self._stage.function("forward_and_backward", body)
+        return self._function("forward_and_backward", body)
+
+    def _function(self, name: str, body: Callable[..., Any]) -> Any:
+        """A function also where the stage is none, because it loops: the step is one."""
+        if name not in self._functions:
+            placed = self._stage._on_device(body)
+            self._functions[name] = tf.function(placed, autograph=False)
+        return self._functions[name]
 
     def _upstream(self) -> Tensors:
         return [tf.ones_like(t) for t in self.outputs if _is_floating(t)]
@@ -225,6 +235,10 @@ def _forward_and_backward(stage: Stage, wanted: Sequence[bool]) -> Callable[...,
         return outputs, gradients, seal([*outputs, *made.state, *gradients], made.token)
 
     return body
+
+
+def _fields(made: Made) -> tuple[Any, ...]:
+    return made.outputs, made.masks, made.state, made.loss, made.token
 
 
 def _copied(tensors: Tensors) -> Tensors:

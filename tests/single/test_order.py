@@ -61,9 +61,11 @@ def test_actions_of_a_stage_are_ordered_and_nothing_strays(
     assert order.independent(Action(0, 1, "forward"), last)
 
 
-def test_stages_with_loops_keep_their_work_on_their_device():
-    proof = proof_of("lstm", 2, 2, "1f1b")
+@pytest.mark.parametrize("rule", ["1f1b", "gpipe"])
+def test_stages_with_loops_keep_their_work_on_their_device_and_their_order(rule):
+    proof = proof_of("lstm", 2, 3, rule)
     proof.raise_for_strays()
+    assert_obeys(proof, 2, 3, rule)
 
 
 @pytest.mark.parametrize(("micro_batches", "waits"), [(2, True), (1, False)])
@@ -90,9 +92,12 @@ def test_without_the_tokens_the_order_is_lost(monkeypatch):
         assert_obeys(proof, 2, 3, "gpipe")
 
 
-def test_without_its_wait_the_slope_of_a_gelu_runs_during_the_forward(monkeypatch):
+@pytest.mark.parametrize("name", ["transformer", "lstm"])
+def test_without_its_wait_a_slope_that_needs_no_gradient_runs_during_the_forward(
+    monkeypatch, name
+):
     monkeypatch.setattr(early, "waits", lambda token, upstream: contextlib.nullcontext())
-    proof = proof_of("transformer", 2, 2, "1f1b")
+    proof = proof_of(name, 2, 2, "1f1b")
     with pytest.raises(AssertionError):
         assert_obeys(proof, 2, 2, "1f1b")
 
