@@ -29,11 +29,11 @@ class StagePlan:
         parameters: Number of trainable parameters that live there.
         forward_ms: Its forward of one micro-batch.
         backward_ms: Its backward of one micro-batch, with the second forward under `recompute`.
-        accumulate_ms: Adding its gradients to those of earlier micro-batches.
         update_ms: Its optimizer step.
         bytes: What it keeps on its device.
         sent_bytes: What one micro-batch sends on to later stages; as much comes back as gradients.
         recompute: Whether the forward is done again in the backward.
+        accumulate_ms: Adding the gradients of a micro-batch to those of earlier ones.
     """
 
     index: int
@@ -42,11 +42,11 @@ class StagePlan:
     parameters: int
     forward_ms: float
     backward_ms: float
-    accumulate_ms: float
     update_ms: float
     bytes: StageBytes
     sent_bytes: int
     recompute: bool
+    accumulate_ms: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,11 +215,11 @@ def _stage_plan(
         parameters=sum(v.shape.num_elements() for v in own if v.trainable),
         forward_ms=times.forward_ms[k],
         backward_ms=times.backward_ms[k],
-        accumulate_ms=times.accumulate_ms[k] if times.accumulate_ms else 0.0,
         update_ms=times.update_ms[k],
         bytes=kept,
         sent_bytes=sent_bytes,
         recompute=pipeline.recompute[k],
+        accumulate_ms=times.accumulate_ms[k] if times.accumulate_ms else 0.0,
     )
 
 
