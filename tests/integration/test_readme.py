@@ -11,22 +11,28 @@ import pytest
 from launching import BIN, ROOT, Run
 
 TEXT = ROOT.joinpath("README.md").read_text()
+ELASTIC = "CPU_SLOTS=2 horovodrun --gloo"
 CI = ROOT / ".ci" / "run"
 #: What needs more than a test has: an engine for containers, GPUs, a registry. Run by hand.
-BY_HAND = {"docker build -t tf_mp .", "docker run --rm tf_mp", "make gpu-check", "make wheelhouse"}
+BY_HAND = {
+    "docker build -t tf_mp .", "docker build", "docker run --rm tf_mp", "docker run",
+    "docker stop", "make gpu-check", "make wheelhouse",
+}  # fmt: skip
 #: Parts of others: `make train` calls horovodrun, and `make setup` before it.
 PARTS = {"horovodrun -np 2 python scripts/train.py", "horovodrun -H", "make setup"}
 
 
 def blocks():
     """The lines of the code blocks that are commands, a command each."""
-    for block in re.findall(r"^```\n(.*?)^```", TEXT, re.M | re.S):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.M | re.S):
+        if language:
+            continue
         yield from block.replace("\\\n", " ").strip().splitlines()
 
 
 def inline():
     """Commands between backquotes in the text, line breaks undone."""
-    prose = re.sub(r"^```.*?^```", "", TEXT, flags=re.M | re.S)
+    prose = re.sub(r"^```\w*\n.*?^```", "", TEXT, flags=re.M | re.S)
     words = re.findall(r"`([^`]+)`", prose)
     return {
         " ".join(word.split()) for word in words
@@ -34,15 +40,9 @@ def inline():
     }  # fmt: skip
 
 
-def words_of(start):
-    """The one command of a block that begins so, as words."""
-    [command] = [line for line in blocks() if line.startswith(start)]
-    return shlex.split(command)
-
-
 def test_no_command_is_unknown():
     known = {"make train", "make test", *BY_HAND, *PARTS}
-    tested = "tf-mp verify", "horovodrun --gloo"
+    tested = "tf-mp verify", ELASTIC
     assert {line for line in blocks() if not line.startswith(tested)} <= known
     tools = {text for text in inline() if text.startswith("tf-mp ")}
     assert inline() - tools <= known
@@ -76,10 +76,14 @@ def test_make_train(tmp_path):
 
 
 def test_the_elastic_line(tmp_path):
-    words = words_of("horovodrun --gloo")
+    [command] = [line for line in blocks() if line.startswith(ELASTIC)]
+    setting, *words = shlex.split(command)
     at = words.index("python")
     images = few_images.prepare(tmp_path)
     more = [*images, "--steps", "4", "--batch-size", "20", "--summary", tmp_path / "summary.json"]
-    with Run(*words[at + 1 :], *more, launcher=words[:at], log=tmp_path / "log") as run:
+    with Run(
+        *words[at + 1 :], *more, launcher=words[:at], log=tmp_path / "log",
+        **dict([setting.split("=")]),
+    ) as run:  # fmt: skip
         assert run.wait() == 0, run.output
         assert '"steps": 4' in (tmp_path / "summary.json").read_text()
