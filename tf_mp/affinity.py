@@ -1,8 +1,8 @@
 """Runs this process on a part of its cores for a while, as a device does beside the others.
 
-Logical CPU devices share one pool of threads. While a stage is timed alone, the parts of its
+Logical CPU devices share one pool of threads. While an operation is timed alone, the parts of its
 backward that do not depend on each other would spread over all cores; in the pipeline the other
-devices need those. So a stage is timed on the cores that are left to one device.
+devices need those. So it is timed on the cores that are left to one device.
 """
 
 import contextlib
