@@ -6,9 +6,10 @@ Checked with TensorFlow 2.21 and Keras 3.15.
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -33,9 +34,9 @@ __all__ = [
     "initialise_on",
     "loss_weights_of_mask",
     "on_node",
-    "profiler_events",
     "raw",
     "replace_input",
+    "rewritten_once",
     "run_metadata",
     "seed_generators",
     "serialise_as",
@@ -249,52 +250,40 @@ def without_jit(args: tuple[Any, ...]) -> dict[str, Any]:
     return {} if len(args) >= names.index("jit_compile") else {"jit_compile": False}
 
 
-# --- timeline: the profiler's events ----------------------------------------------------------
+# --- the graph of a step: TensorFlow's rewriting of it ----------------------------------------
 
 
-class ProfilerEvent(NamedTuple):
-    """One event of TensorFlow's profiler.
+@contextlib.contextmanager
+def rewritten_once() -> Iterator[None]:
+    """Functions that are called for the first time inside it are rewritten in one round.
 
-    Attributes:
-        plane: where it was seen: "/host:CPU", "/device:GPU:0".
-        name: for an operation "name:type", or "name" of what the event is about.
-        start_ns: when it began.
-        end_ns: when it ended.
-        stats: further values by name.
+    TensorFlow rewrites a graph before its first run (Grappler), in two rounds. The graph of many
+    micro-batches has tens of thousands of nodes, and rewriting them was two thirds of the time to
+    the first step (benchmarks/start). The second round finds next to nothing; the layout pass is
+    for GPUs; the memory pass knows a CPU as a device of 256 MB, whatever the machine has.
+    What a person has set with `tf.config.optimizer` stays. There is no public way to the first
+    and the last of these settings, nor to any of them for some functions only.
     """
-
-    plane: str
-    name: str
-    start_ns: float
-    end_ns: float
-    stats: dict[str, Any]
-
-
-def profiler_events(file: str) -> list[ProfilerEvent]:
-    """The events in a file `*.xplane.pb` that TensorFlow's profiler wrote.
-
-    TensorFlow has no public reader of its own files.
-    """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    space = xplane_pb2.XSpace()
-    with open(file, "rb") as stream:
-        space.ParseFromString(stream.read())
-    found = []
-    for plane in space.planes:
-        names = {number: stat.name for number, stat in plane.stat_metadata.items()}
-        for line in plane.lines:
-            for event in line.events:
-                about = plane.event_metadata[event.metadata_id]
-                start = line.timestamp_ns + event.offset_ps / 1e3
-                stats = {names[s.metadata_id]: _stat(s, names) for s in event.stats}
-                end = start + event.duration_ps / 1e3
-                found.append(ProfilerEvent(plane.name, about.name, start, end, stats))
-    return found
+    context = _context.context()
+    kept = context.function_call_options
+    context.function_call_options = _one_round(kept.config_proto_serialized, kept.executor_type)
+    try:
+        yield
+    finally:
+        context.function_call_options = kept
 
 
-def _stat(stat: Any, names: dict[int, str]) -> Any:
-    kind = stat.WhichOneof("value")
-    if kind is None:
-        return None
-    return names.get(stat.ref_value) if kind == "ref_value" else getattr(stat, kind)
+@functools.cache
+def _one_round(config: bytes, executor: str | None) -> Any:
+    """The options of a call, with the rewriting of `rewritten_once` where none is set."""
+    wanted = tf.compat.v1.ConfigProto.FromString(config)
+    settings = wanted.graph_options.rewrite_options
+    kind = type(settings)
+    for name, value in (
+        ("meta_optimizer_iterations", kind.ONE),
+        ("memory_optimization", kind.NO_MEM_OPT),
+        ("layout_optimizer", kind.OFF),
+    ):
+        if not getattr(settings, name):
+            setattr(settings, name, value)
+    return _context.FunctionCallOptions(executor, wanted)

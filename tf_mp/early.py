@@ -23,6 +23,8 @@ _FREE = {
     "Const", "Identity", "IdentityN", "NoOp", "Placeholder", "Rank", "Shape", "ShapeN", "Size",
 }  # fmt: skip
 
+_LOOPS = {"While", "StatelessWhile"}
+
 
 @contextlib.contextmanager
 def waits(token: tf.Tensor, upstream: Sequence[Any]) -> Iterator[None]:
@@ -44,22 +46,23 @@ def waits(token: tf.Tensor, upstream: Sequence[Any]) -> Iterator[None]:
     for operation in [op for op in graph.get_operations() if op not in before]:
         if operation in feeding:
             continue
-        places = _early(operation, [tensor.ref() in late for tensor in operation.inputs])
-        for place in places:
-            tensor = operation.inputs[place]
+        inputs = list(operation.inputs)  # each replacement makes TensorFlow gather them anew
+        for place in _early(operation, [tensor.ref() in late for tensor in inputs]):
+            tensor = inputs[place]
             if tensor.op not in before or tensor.op.type == "Const":
                 continue
             if tensor.ref() not in gated:
                 gated[tensor.ref()] = gate([tensor], token)[0]
             compat.replace_input(operation, place, gated[tensor.ref()])
-        if operation.inputs:
+        if inputs:
             late.update(tensor.ref() for tensor in operation.outputs)
 
 
 def _feeding(before: set[tf.Operation]) -> set[tf.Operation]:
     """New operations that older ones need: the gradient of a loop gives the loop more inputs."""
     found: set[tf.Operation] = set()
-    waiting = [tensor.op for operation in before for tensor in operation.inputs]
+    loops = [operation for operation in before if operation.type in _LOOPS]
+    waiting = [tensor.op for loop in loops for tensor in loop.inputs]
     while waiting:
         operation = waiting.pop()
         if operation not in before and operation not in found:

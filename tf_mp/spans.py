@@ -8,7 +8,7 @@ operation of an action runs on it; reductions over ranks are communication and c
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from tf_mp import compat, opnames, ordering, rules, runs
+from tf_mp import opnames, ordering, rules, runs, xplane
 from tf_mp.table import Action
 
 __all__ = ["STEP", "Span", "Step", "read_steps", "total", "union"]
@@ -71,7 +71,7 @@ class Step:
         return 1 - (total(union([*busy, *self.communication])) - total(busy)) / alone
 
 
-def read_steps(events: Sequence[compat.ProfilerEvent], run: runs.Run) -> tuple[list[Step], bool]:
+def read_steps(events: Sequence[xplane.ProfilerEvent], run: runs.Run) -> tuple[list[Step], bool]:
     """Makes steps of the profiler's events; also whether times are the devices' own."""
     windows = sorted((e.start_ns, e.end_ns) for e in events if e.name == STEP)
     work = _Work(run)
@@ -177,9 +177,9 @@ def _step(
     return Step(step_ms, tuple(spans), united, union(communication))
 
 
-def _asynchronous(events: Iterable[compat.ProfilerEvent]) -> list[compat.ProfilerEvent]:
+def _asynchronous(events: Iterable[xplane.ProfilerEvent]) -> list[xplane.ProfilerEvent]:
     """Operations that go on after their kernel returned, such as reductions, as one event each."""
-    starts: dict[tuple[object, object], compat.ProfilerEvent] = {}
+    starts: dict[tuple[object, object], xplane.ProfilerEvent] = {}
     found = []
     for event in sorted(events, key=lambda event: event.start_ns):
         key = event.stats.get("name"), event.stats.get("step_id")

@@ -5,6 +5,7 @@ it is the plain class: so everything that saves, clones or exports the model wri
 unsplit one.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -131,6 +132,9 @@ class _PerBatchSize:
     def __init__(self, model: Any, body: Callable[[Any], Any]) -> None:
         self._model, self._body = model, body
         self._traced: dict[int, Callable[[Any], Any]] = {}
+        gpus = [s.device for s in model._tf_mp_pipeline.stages if "GPU" in s.device.upper()]
+        #: With a GPU TensorFlow's own rewriting is left as it is: nobody has measured it there.
+        self._rewriting = contextlib.nullcontext if gpus else compat.rewritten_once
 
     def __call__(self, data: Any) -> Any:
         data = keras.tree.map_structure(_tensor, data)
@@ -139,7 +143,8 @@ class _PerBatchSize:
         size = next(int(t.shape[0]) for t in keras.tree.flatten(data) if t is not None)
         if size not in self._traced:
             self._traced[size] = tf.function(self._body, autograph=False)
-        return self._traced[size](data)
+        with self._rewriting():
+            return self._traced[size](data)
 
 
 def _tensor(value: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tf_mp import compat, opnames, probe, runs
+from tf_mp import opnames, probe, runs, xplane
 from tf_mp.simulate import Simulation
 from tf_mp.spans import STEP, Span, Step, read_steps
 from tf_mp.table import Schedule
@@ -157,7 +157,7 @@ def measure(
         _run_profiled(step, _WARM_UP_SHARE * steps, scratch, save=False)
         known = set(_profiles(folder))
         _run_profiled(step, steps, folder)
-        events = [e for f in set(_profiles(folder)) - known for e in compat.profiler_events(f)]
+        events = [e for f in set(_profiles(folder)) - known for e in xplane.profiler_events(f)]
     found, device_times = read_steps(events, run)
     micro_batches = 1 + max(
         (s.micro_batch for each in found for s in each.spans if s.micro_batch is not None),

@@ -181,7 +181,7 @@ class _Train:
                     elif len(news) == 1:
                         new = news[0]
                     else:
-                        new = microbatch.merge(old, news, shares)
+                        new = _merged(old, news, shares)
                     new = self._mean_over_ranks(new, variable) if old.dtype.is_floating else new
                     compat.raw(variable).assign(new)
 
@@ -277,6 +277,12 @@ def _local_loss(counts: Sequence[Any], values: Sequence[Any]) -> tf.Tensor:
     weights = [tf.cast(count, values[0].dtype) for count in counts]
     total = tf.add_n([v * w for v, w in zip(values, weights, strict=True)])
     return tf.math.divide_no_nan(total, tf.add_n(weights))
+
+
+def _merged(old: tf.Tensor, states: list[Any], shares: Sequence[float]) -> tf.Tensor:
+    """`microbatch.merge` of stacked states: four operations, however many micro-batches."""
+    column = tf.constant(shares, old.dtype, shape=[len(shares)] + [1] * old.shape.rank)
+    return old + tf.reduce_sum((tf.stack(states) - old) * column, 0)
 
 
 def _sum(gradients: list[Any]) -> Any:

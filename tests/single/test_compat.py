@@ -1,10 +1,13 @@
 """Canaries: each private name that we need, named when it is gone."""
 
+import types
+
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
-from tf_mp import compat, recording
+from tf_mp import compat, recording, split_model, xplane
 
 
 def dense_model():
@@ -105,7 +108,51 @@ def test_the_profilers_files_can_be_read(tmp_path):
         with tf.profiler.experimental.Trace("a_step", step_num=0):
             function(tf.ones([3, 3]))
     [file] = tmp_path.glob("plugins/profile/*/*.xplane.pb")
-    events = {event.name: event for event in compat.profiler_events(str(file))}
+    events = {event.name: event for event in xplane.profiler_events(str(file))}
     [product] = [e for name, e in events.items() if name.startswith("product:")]
     step = events["a_step"]
     assert step.start_ns <= product.start_ns < product.end_ns <= step.end_ns
+
+
+def rewriting_in_force():
+    """What the next function that is called for the first time is rewritten with."""
+    serialised = context.context().function_call_options.config_proto_serialized
+    return tf.compat.v1.ConfigProto.FromString(serialised).graph_options.rewrite_options
+
+
+def test_a_step_is_rewritten_once_and_other_functions_as_before():
+    before = rewriting_in_force()
+    with compat.rewritten_once():
+        inside = rewriting_in_force()
+        assert inside.meta_optimizer_iterations == inside.ONE
+        assert inside.memory_optimization == inside.NO_MEM_OPT
+        assert inside.layout_optimizer == inside.OFF
+        assert float(tf.function(lambda x: x + 1)(1.0)) == 2
+    assert rewriting_in_force() == before
+
+
+def test_what_a_person_set_for_the_rewriting_stays():
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": True, "remapping": False})
+    try:
+        with compat.rewritten_once():
+            inside = rewriting_in_force()
+    finally:
+        context.context()._optimizer_experimental_options = {}
+        context.context().function_call_options = None
+    assert inside.layout_optimizer == inside.ON and inside.remapping == inside.OFF
+    assert inside.meta_optimizer_iterations == inside.ONE
+    assert rewriting_in_force().remapping != inside.OFF
+
+
+@pytest.mark.parametrize(
+    ("device", "iterations"), [("/device:CPU:1", "ONE"), ("/device:GPU:1", "DEFAULT_NUM_ITERS")]
+)
+def test_steps_on_cpus_are_rewritten_once_and_those_with_a_gpu_as_tensorflow_does(
+    device, iterations
+):
+    stages = [types.SimpleNamespace(device=d) for d in ("/device:CPU:0", device)]
+    plan = types.SimpleNamespace(stages=stages)
+    model = types.SimpleNamespace(_tf_mp_pipeline=plan, run_eagerly=False)
+    step = split_model._PerBatchSize(model, lambda data: data)
+    step._traced[1] = lambda data: rewriting_in_force().meta_optimizer_iterations
+    assert step(tf.ones([1])) == getattr(rewriting_in_force(), iterations)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tf_mp
-from tf_mp import compat, pipeline, runs, schedule, simulate, spans, timeline, trace
+from tf_mp import pipeline, runs, schedule, simulate, spans, timeline, trace, xplane
 from tf_mp.spans import Span, Step
 from tf_mp.table import Action
 from tf_mp.timeline import Timeline
@@ -122,7 +122,7 @@ RUN = runs.Run(
 
 
 def event(name, start_ms, end_ms, plane="/host:CPU", /, **stats):
-    return compat.ProfilerEvent(plane, name, start_ms * 1e6, end_ms * 1e6, stats)
+    return xplane.ProfilerEvent(plane, name, start_ms * 1e6, end_ms * 1e6, stats)
 
 
 def test_events_become_spans_of_their_step():
