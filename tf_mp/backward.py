@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_mp import compat, early
 from tf_mp.engine import Engine
 from tf_mp.loss import OutputLoss
-from tf_mp.stage import Stage, Tensors, gate, seal
+from tf_mp.stage import Stage, Tensors, gate, loops_in_turn, seal
 
 __all__ = ["Backward"]
 
@@ -134,9 +134,12 @@ class Backward:
         *upstream, scale = gate([*upstream, scale], token)
         tape, arguments = engine.tapes.pop((k, i)), engine.arguments(stage, i)
         assert tape is not None
-        with early.waits(token, [*upstream, scale]):
-            return _pull(tape, made.outputs, made.loss, upstream, scale,
-                         arguments[0], _picked(arguments[3], self.wanted[k]))  # fmt: skip
+        with loops_in_turn(token) as loops, early.waits(token, [*upstream, scale]):
+            found = _pull(tape, made.outputs, made.loss, upstream, scale,
+                          arguments[0], _picked(arguments[3], self.wanted[k]))  # fmt: skip
+        if loops:
+            engine.done(stage, seal(loops, token))
+        return found
 
     def _again(self, stage: Stage) -> Any:
         """The forward once more and its gradient, in one function on the stage's device."""
@@ -152,7 +155,14 @@ class Backward:
                 outputs, _, _, loss, _ = stage._forward(
                     True, weights, state, seeds, inputs, masks, step, number, token
                 )
-            return _pull(tape, outputs, loss, upstream, scale, weights, _picked(inputs, wanted))
+            with loops_in_turn(token) as loops:
+                found = _pull(
+                    tape, outputs, loss, upstream, scale, weights, _picked(inputs, wanted)
+                )
+            if loops:
+                token = seal(loops, token)
+                found = gate(found[0], token), gate(found[1], token)
+            return found
 
         return body
 

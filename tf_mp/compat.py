@@ -44,6 +44,7 @@ __all__ = [
     "step_counter",
     "trainable_variables_of",
     "unpack",
+    "wait_for",
 ]
 
 get_mask = _masking.get_keras_mask
@@ -61,6 +62,11 @@ def body_of(operation: tf.Operation) -> Any:
 def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Lets an operation of a graph read another tensor, of the same dtype and shape."""
     operation._update_input(index, tensor)
+
+
+def wait_for(operation: tf.Operation, tensor: tf.Tensor) -> None:
+    """Lets an operation of a graph wait for a tensor that was made before it."""
+    operation._add_control_input(tensor.op)
 
 
 def device_in_force() -> str:

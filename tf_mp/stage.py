@@ -10,8 +10,9 @@ waits for every tensor that it makes. Edges on tensors, not on calls: TensorFlow
 functions, and an edge from the call of a pure function then orders nothing.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ import tensorflow as tf
 from tf_mp import compat, randomness
 from tf_mp.graph import Operation, Values
 
-__all__ = ["Made", "Stage", "gate", "seal"]
+__all__ = ["Made", "Stage", "gate", "loops_in_turn", "seal"]
 
 Tensors = list[Any]  # entries may be None: a gradient or a mask that does not exist
 
@@ -43,10 +44,28 @@ def gate(tensors: Sequence[Any], token: tf.Tensor) -> Tensors:
 
 
 def seal(tensors: Sequence[Any], token: tf.Tensor) -> tf.Tensor:
-    """A token that waits for all of the tensors and for the token before it."""
+    """A token that waits for all of the tensors (or operations) and for the token before it."""
     dense = [part for tensor in tensors if tensor is not None for part in _parts(tensor)]
     with tf.control_dependencies([*dense, token]):
         return tf.zeros([], tf.float32)
+
+
+_LOOPS = {"While", "StatelessWhile"}
+
+
+@contextlib.contextmanager
+def loops_in_turn(token: tf.Tensor) -> Iterator[list[tf.Operation]]:
+    """Loops that are made within it wait for the token; yields them, filled in at the end.
+
+    TensorFlow makes small operations of a loop before the graph runs. Those that count iterations,
+    or that choose by the mask, read no tensor that waits, and a result that only the backward
+    needs is no output of the stage: so the loop itself has to wait, and has to be waited for.
+    """
+    before, loops = _num_made(), list[tf.Operation]()
+    yield loops
+    loops += [operation for operation in _made_since(before) if operation.type in _LOOPS]
+    for loop in loops:
+        compat.wait_for(loop, token)
 
 
 def _identity(tensor: Any) -> Any:
@@ -162,7 +181,7 @@ class Stage:
         values: Values = {}
         for key, tensor, mask in zip(self.inputs, inputs, masks, strict=True):
             values[key] = _with_mask(tensor, mask)
-        with keras.StatelessScope(given, collect_losses=True) as scope:
+        with loops_in_turn(token) as loops, keras.StatelessScope(given, True) as scope:
             for operation in self.operations:
                 before = _num_made()
                 operation.run(values, training)
@@ -177,7 +196,8 @@ class Stage:
             self.changed = [j for j, (after, before) in enumerate(pairs) if after is not before]
         moved = [new[j] for j in self.changed] if training and self.changed else []
         loss = _total(scope.losses)
-        return outputs, out_masks, moved, loss, seal([*outputs, *out_masks, *moved, loss], token)
+        token = seal([*outputs, *out_masks, *moved, loss, *loops], token)
+        return outputs, out_masks, moved, loss, token
 
     def finish(self) -> Callable[..., tuple[Tensors, Tensors, tf.Tensor]]:
         """The end of a backward: `(sums, gradients, input_gradients, token)`.
@@ -200,8 +220,7 @@ class Stage:
 
 
 def _loops(graph: Any) -> bool:
-    kinds = {operation.type for operation in graph.get_operations()}
-    return bool(kinds & {"While", "StatelessWhile"})
+    return any(operation.type in _LOOPS for operation in graph.get_operations())
 
 
 def _add(total: Any, gradient: Any) -> Any:
@@ -242,17 +261,19 @@ _STATEFUL_DRAWS = {
 
 def _num_made() -> int:
     """Operations in the graph that is being made; 0 when running eagerly."""
+    return len(_made_since(0))
+
+
+def _made_since(before: int) -> list[tf.Operation]:
+    """The operations of the graph that is being made, without the first ones."""
     if tf.executing_eagerly():
-        return 0
-    return len(tf.compat.v1.get_default_graph().get_operations())
+        return []
+    return tf.compat.v1.get_default_graph().get_operations()[before:]
 
 
 def _refuse_stateful_draws(operation: Operation, before: int) -> None:
     """Fails where a layer draws from stateful `tf.random`: its draws would follow no key."""
-    if tf.executing_eagerly():
-        return
-    made = tf.compat.v1.get_default_graph().get_operations()[before:]
-    kinds = sorted({new.type for new in made} & _STATEFUL_DRAWS)
+    kinds = sorted({new.type for new in _made_since(before)} & _STATEFUL_DRAWS)
     if kinds:
         raise ValueError(
             f"The layer {operation.name!r} cannot be split. Received: a call that draws from "

@@ -32,7 +32,7 @@ MODELS = {
     "resnet50": (16, {}),
 }
 COUNTS = (1, 2, 4, 8)
-STEPS = 4  # of a timeline, and the fewest of a turn of `fit`
+STEPS = 8  # of a timeline, and the fewest of a turn of `fit`
 TURN_MS, MOST_STEPS = 1000, 30
 EVERY = 3  # rounds with a plan and a timeline
 

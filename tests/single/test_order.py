@@ -10,7 +10,7 @@ import tensorflow as tf
 import zoo
 
 import tf_mp
-from tf_mp import early, ordering, schedule, stage
+from tf_mp import early, opnames, ordering, schedule, stage
 from tf_mp.table import Action
 
 
@@ -66,6 +66,41 @@ def test_stages_with_loops_keep_their_work_on_their_device_and_their_order(rule)
     proof = proof_of("lstm", 2, 3, rule)
     proof.raise_for_strays()
     assert_obeys(proof, 2, 3, rule)
+
+
+def loop_edges(run, action, kind):
+    """The operations at which the loops of an action begin (`Enter`) or end (`Exit`)."""
+    found = set()
+    for op in run.ops:
+        parsed = opnames.parse(op.name, op.type)
+        if op.type == kind and parsed is not None and parsed.micro_batch is not None:
+            if Action(parsed.stage, parsed.micro_batch, parsed.phase) == action:
+                found.add(op.index)
+    return found
+
+
+def waits_for(run, index):
+    """All operations that one waits for."""
+    found, waiting = set(), [index]
+    while waiting:
+        op = run.ops[waiting.pop()]
+        new = {*op.inputs, *op.controls} - found
+        found |= new
+        waiting += new
+    return found
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_all_of_a_loop_ends_before_a_loop_of_the_next_action_begins(recompute):
+    # That an operation in a loop comes first says nothing of its last time.
+    run = proof_of("lstm", 2, 3, "1f1b", recompute).run
+    for row in schedule.build("1f1b", 2, 3).by_device:
+        for first, second in itertools.pairwise(row):
+            ends, begins = loop_edges(run, first, "Exit"), loop_edges(run, second, "Enter")
+            assert ends and begins
+            for begin in begins:
+                missing = ends - waits_for(run, begin)
+                assert not missing, [run.ops[i].name for i in (begin, *missing)]
 
 
 @pytest.mark.parametrize(("micro_batches", "waits"), [(2, True), (1, False)])

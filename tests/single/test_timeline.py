@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tf_mp
-from tf_mp import pipeline, runs, schedule, simulate, spans, timeline, trace, xplane
+from tf_mp import pipeline, request, runs, schedule, simulate, spans, timeline, trace, xplane
 from tf_mp.spans import Span, Step
 from tf_mp.table import Action
 from tf_mp.timeline import Timeline
@@ -74,6 +74,14 @@ def test_utilisation_agrees_with_the_actions_and_the_step_time(measured):
     # What little runs beside an action (labels, say) is counted once in the device's time.
     assert np.median(ratios) > 0.8
     assert found.bubble == pytest.approx(1 - np.mean(list(found.utilisation().values())))
+
+
+def test_loops_take_their_turn():
+    net = tf_mp.models.lstm(width=64, length=16)
+    model = tf_mp.parallelize(net, cuts=[3, 3], micro_batches=MICRO_BATCHES)
+    request.compile_if_needed(model)
+    found = timeline.measure(model, request.random_batch(model, 32), steps=3, warm_up=1)
+    assert found.disorder() == []
 
 
 def test_an_action_that_begins_too_early_is_named():
