@@ -45,6 +45,7 @@ __all__ = [
     "trainable_variables_of",
     "unpack",
     "wait_for",
+    "without_replicas",
 ]
 
 get_mask = _masking.get_keras_mask
@@ -238,6 +239,15 @@ auto_jit_compile = Trainer._resolve_auto_jit_compile
 def replace_auto_jit_compile(function: Callable[[Any], bool]) -> None:
     """Sets how `compile` decides about XLA where `jit_compile="auto"`."""
     Trainer._resolve_auto_jit_compile = function
+
+
+def without_replicas(optimizer: keras.optimizers.Optimizer) -> None:
+    """Lets an optimizer that is thrown away later leave out its sum over replicas.
+
+    TensorFlow registers a gradient for that sum, even of one replica, which keeps the graph of the
+    update, and with it all variables and gradients that it reads, until the process ends.
+    """
+    object.__setattr__(optimizer, "_all_reduce_sum_gradients", lambda pairs: pairs)
 
 
 def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:

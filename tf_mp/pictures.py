@@ -142,8 +142,8 @@ def draw_timeline(timeline: Any, planned: Any, path: str | Path) -> None:
             axis.barh(d + 0.42, stop - start, left=start, height=0.08, color="black")
     _finish_rows(axis, [*devices, "reductions"] if talk else devices, end)
     axis.set_title(
-        f"measured: {timeline.step_ms:.1f} ms a step, bubble {timeline.bubble:.0%} "
-        "(thin line: the device works)",
+        f"measured: {timeline.profiled_ms:.1f} ms a step under the profiler, "
+        f"bubble {timeline.bubble:.0%} (thin line: the device works)",
         loc="left",
         fontsize=10,
     )

@@ -173,6 +173,8 @@ def timeline_tables(timeline: Timeline, planned: Simulation | None, out: Console
         off = timeline.step_ms / planned.step_ms - 1 if planned.step_ms else 0.0
         line += f", predicted {planned.step_ms:.1f} ms ({off:+.0%})"
     out.print(f"{line}; bubble {timeline.bubble:.0%}", markup=False)
+    if timeline.clock_ms is not None:
+        out.print(f"Under the profiler, as above and drawn: {timeline.profiled_ms:.1f} ms a step.")
     overlapped = timeline.typical.overlapped
     if overlapped is not None:
         out.print(f"{overlapped:.0%} of the reduction over ranks was hidden behind work")

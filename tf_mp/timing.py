@@ -166,6 +166,7 @@ def update_function(
         copies = [keras.Variable(tf.ones(v.shape, v.dtype), dtype=v.dtype) for v in variables]
         gradients = [tf.zeros(v.shape, v.dtype) for v in variables]
         copied = plain_copy(optimizer)
+        compat.without_replicas(copied)
         copied.build(copies)
 
     @tf.function(autograph=False, jit_compile=False)

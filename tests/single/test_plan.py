@@ -1,7 +1,9 @@
 """The plan: bytes against what TensorFlow really allocates, times against tables by hand."""
 
 import contextlib
+import gc
 import json
+import weakref
 
 import keras
 import numpy as np
@@ -330,6 +332,18 @@ def test_timing_an_update_leaves_variables_and_optimizer_alone():
     assert not model.optimizer.built
     for old, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(old, variable.numpy())
+
+
+def test_what_an_update_was_timed_with_is_given_back():
+    variables = [keras.Variable(np.zeros((4, 4), np.float32))]
+    optimizer = keras.optimizers.Adam()
+    update = timing.update_function(optimizer, variables, "/device:CPU:0")
+    update()
+    graph = weakref.ref(update.get_concrete_function().graph)
+    assert graph() is not None
+    del update
+    gc.collect()
+    assert graph() is None
 
 
 def test_a_plain_copy_has_the_settings_and_neither_wrapper_nor_state():

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 
 import tf_mp
-from tf_mp import pipeline, request, runs, schedule, simulate, spans, timeline, trace, xplane
+from tf_mp import (
+    models,
+    pipeline,
+    request,
+    runs,
+    schedule,
+    simulate,
+    spans,
+    timeline,
+    trace,
+    xplane,
+)
 from tf_mp.spans import Span, Step
 from tf_mp.table import Action
 from tf_mp.timeline import Timeline
@@ -76,8 +87,17 @@ def test_utilisation_agrees_with_the_actions_and_the_step_time(measured):
     assert found.bubble == pytest.approx(1 - np.mean(list(found.utilisation().values())))
 
 
+def test_the_step_time_is_the_clocks_where_it_is_known(measured):
+    assert made(step_ms=10.0).step_ms == 10
+    known = made(step_ms=10.0, clock_ms=8.0)
+    assert (known.step_ms, known.profiled_ms) == (8, 10)
+    assert (known.to_json()["step_ms"], known.to_json()["profiled_step_ms"]) == (8, 10)
+    found, _ = measured
+    assert found.step_ms == found.clock_ms > 0
+
+
 def test_loops_take_their_turn():
-    net = tf_mp.models.lstm(width=64, length=16)
+    net = models.lstm(width=64, length=16)
     model = tf_mp.parallelize(net, cuts=[3, 3], micro_batches=MICRO_BATCHES)
     request.compile_if_needed(model)
     found = timeline.measure(model, request.random_batch(model, 32), steps=3, warm_up=1)
