@@ -59,7 +59,9 @@ def denominator(loss, y_true, y_pred, sample_weight):
     return float(len(y_pred)) if mask is None else float(mask.sum())
 
 
-def step(model, losses, x, y, micro_batches, sample_weight=None, loss_weights=None, number=0):
+def step(
+    model, losses, x, y, micro_batches, sample_weight=None, loss_weights=None, number=0, dense=True
+):
     """Gradients and new state of one step of a plain model, and its loss.
 
     Args:
@@ -69,6 +71,7 @@ def step(model, losses, x, y, micro_batches, sample_weight=None, loss_weights=No
         micro_batches: How many.
         loss_weights: For each output its weight, or None.
         number: The global step.
+        dense: Whether gradients are numpy, else what an optimizer takes.
     """
     outputs = keras.tree.flatten(model.output)
     ys, weights = keras.tree.flatten(y), [sample_weight] * len(outputs)
@@ -82,7 +85,7 @@ def step(model, losses, x, y, micro_batches, sample_weight=None, loss_weights=No
     state = [v for v in model.non_trainable_variables if "seed_generator" not in v.path]
     before = [v.numpy() for v in state]
     parts, totals, news = [], [0.0] * len(outputs), []
-    with tf.GradientTape() as tape:
+    with tf.GradientTape(persistent=True) as tape:
         for i, (a, b) in enumerate(numbers(count, micro_batches)):
             keys = randomness.keys(
                 seeds, range(len(seeds)), tf.constant(number, tf.int64), tf.constant(i, tf.int64)
@@ -103,17 +106,13 @@ def step(model, losses, x, y, micro_batches, sample_weight=None, loss_weights=No
             news.append([v.numpy() for v in state])
             for variable, value in zip(state, before):
                 variable.assign(value)
-        total = 0.0
-        for row, added, size in parts:
-            for j, (value, part) in enumerate(row):
-                share = 1.0 if part is None else part / totals[j]
-                total += loss_weights[j] * share * value
-            total += sum(tf.reduce_sum(a) for a in added) * (size / count) if added else 0.0
-        total += sum(
-            (v.regularizer(v.value) for v in model.trainable_variables if v.regularizer),
-            start=0.0,
-        )
-    gradients = tape.gradient(total, [v.value for v in model.trainable_variables])
+        terms = _terms(parts, totals, loss_weights, count)
+        penalties = [v.regularizer(v.value) for v in model.trainable_variables if v.regularizer]
+        if penalties:
+            terms.append(sum(penalties))
+    values = [v.value for v in model.trainable_variables]
+    rows = [tape.gradient(term, values, unconnected_gradients="zero") for term in terms]
+    gradients = _summed(rows)
     for generator, seed in zip(ordered, seeds):
         generator.state.assign(seed)
     shares = microbatch.shares([size for _, _, size in parts])
@@ -122,8 +121,40 @@ def step(model, losses, x, y, micro_batches, sample_weight=None, loss_weights=No
         for j, (v, old) in enumerate(zip(state, before))
     }
     paths = [v.path for v in model.trainable_variables]
-    dense = [np.asarray(tf.convert_to_tensor(g)) for g in gradients]
-    return dict(zip(paths, dense)), merged, float(total)
+    if dense:
+        gradients = [np.asarray(tf.convert_to_tensor(gradient)) for gradient in gradients]
+    return dict(zip(paths, gradients)), merged, float(sum(terms))
+
+
+def _terms(parts, totals, loss_weights, count):
+    """What each micro-batch adds to the loss."""
+    terms = []
+    for row, added, size in parts:
+        term = sum(tf.reduce_sum(a) for a in added) * (size / count) if added else 0.0
+        for j, (value, part) in enumerate(row):
+            share = 1.0 if part is None else part / totals[j]
+            term += loss_weights[j] * share * value
+        terms.append(term)
+    return terms
+
+
+def _summed(rows):
+    """One micro-batch after another, for floating point sums depend on their order.
+
+    `IndexedSlices` are joined: so Keras's optimizers get them from a whole batch, and what those
+    make of an index that comes twice is not what they make of its sum.
+    """
+    total = list(rows[0])
+    for row in rows[1:]:
+        total = [_joined(a, b) for a, b in zip(total, row)]
+    return total
+
+
+def _joined(a, b):
+    if isinstance(a, tf.IndexedSlices) and isinstance(b, tf.IndexedSlices):
+        values, indices = tf.concat([a.values, b.values], 0), tf.concat([a.indices, b.indices], 0)
+        return tf.IndexedSlices(values, indices, a.dense_shape)
+    return tf.convert_to_tensor(a) + tf.convert_to_tensor(b)
 
 
 def _in_graph_order(model, generators):

@@ -34,6 +34,7 @@ __all__ = [
     "initialise_on",
     "loss_weights_of_mask",
     "on_node",
+    "one_replica",
     "raw",
     "replace_input",
     "rewritten_once",
@@ -45,7 +46,6 @@ __all__ = [
     "trainable_variables_of",
     "unpack",
     "wait_for",
-    "without_replicas",
 ]
 
 get_mask = _masking.get_keras_mask
@@ -241,13 +241,18 @@ def replace_auto_jit_compile(function: Callable[[Any], bool]) -> None:
     Trainer._resolve_auto_jit_compile = function
 
 
-def without_replicas(optimizer: keras.optimizers.Optimizer) -> None:
-    """Lets an optimizer that is thrown away later leave out its sum over replicas.
+@contextlib.contextmanager
+def one_replica(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """An optimizer's step without its sum over replicas, of which there is one.
 
     TensorFlow registers a gradient for that sum, even of one replica, which keeps the graph of the
-    update, and with it all variables and gradients that it reads, until the process ends.
+    step, and with it all variables and gradients that it reads, until the process ends.
     """
     object.__setattr__(optimizer, "_all_reduce_sum_gradients", lambda pairs: pairs)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, "_all_reduce_sum_gradients")
 
 
 def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:

@@ -166,12 +166,11 @@ def update_function(
         copies = [keras.Variable(tf.ones(v.shape, v.dtype), dtype=v.dtype) for v in variables]
         gradients = [tf.zeros(v.shape, v.dtype) for v in variables]
         copied = plain_copy(optimizer)
-        compat.without_replicas(copied)
         copied.build(copies)
 
     @tf.function(autograph=False, jit_compile=False)
     def update() -> tf.Tensor:
-        with tf.device(device):
+        with tf.device(device), compat.one_replica(copied):
             copied.apply(gradients, copies)
             with tf.control_dependencies([compat.raw(copied.iterations).read_value()]):
                 return tf.zeros([])

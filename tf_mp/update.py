@@ -202,9 +202,10 @@ class _Step:
         local = [(v, tf.identity(self.start[id(v)])) for v in self.shared]
         with keras.StatelessScope(local) as scope, _lend(self.optimizer, scope, self.start):
             self.optimizer._apply_weight_decay(share.variables)
-            self.optimizer._backend_update_step(
-                gradients, share.variables, self.optimizer.learning_rate
-            )
+            with compat.one_replica(self.optimizer):
+                self.optimizer._backend_update_step(
+                    gradients, share.variables, self.optimizer.learning_rate
+                )
             for variable, lent in local:
                 value = scope.get_current_value(variable)
                 if value is not lent:

@@ -1,5 +1,8 @@
 """What a step costs, in counts that no clock disturbs: traces, nodes of the graph, transfers."""
 
+import gc
+import weakref
+
 import keras
 import pytest
 import reference  # noqa: F401 - a fresh Keras session for each test
@@ -65,3 +68,18 @@ def test_only_boundary_tensors_and_scalars_cross(micro_batches):
     # activations; the labels of each micro-batch go to the last stage too
     assert micro_batches <= len(there) <= 2 * micro_batches
     assert len(large) == len(there) + len(back)
+
+
+def test_a_model_that_is_gone_has_given_its_weights_and_its_steps_back():
+    def steps():
+        gc.collect()
+        graphs = [each for each in gc.get_objects() if isinstance(each, tf.Graph)]
+        return sum("step" in getattr(graph, "name", "") for graph in graphs)
+
+    before = steps()
+    case, model = split("mnist_cnn", 2)
+    model.fit(case.x, case.y, batch_size=16, verbose=0)
+    weight = weakref.ref(model.trainable_variables[0])
+    assert steps() == before + 1 and weight() is not None
+    del model
+    assert steps() == before and weight() is None

@@ -86,10 +86,9 @@ def paths(model):
 
 def compare(found, expected, names):
     assert len(found) == len(expected) > 0
-    size = max(1.0, *(np.abs(gradient).max() for gradient in expected.values()))
     for path, gradient in expected.items():
         np.testing.assert_allclose(
-            found[names[path]], gradient, rtol=1e-4, atol=2e-6 * size, err_msg=path
+            found[names[path]], gradient, rtol=1e-5, atol=1e-6, err_msg=path
         )
 
 
