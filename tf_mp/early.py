@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_mp import compat
-from tf_mp.stage import gate
+from tf_mp.stage import LOOPS, gate
 
 __all__ = ["waits"]
 
@@ -22,8 +22,6 @@ __all__ = ["waits"]
 _FREE = {
     "Const", "Identity", "IdentityN", "NoOp", "Placeholder", "Rank", "Shape", "ShapeN", "Size",
 }  # fmt: skip
-
-_LOOPS = {"While", "StatelessWhile"}
 
 
 @contextlib.contextmanager
@@ -61,7 +59,7 @@ def waits(token: tf.Tensor, upstream: Sequence[Any]) -> Iterator[None]:
 def _feeding(before: set[tf.Operation]) -> set[tf.Operation]:
     """New operations that older ones need: the gradient of a loop gives the loop more inputs."""
     found: set[tf.Operation] = set()
-    loops = [operation for operation in before if operation.type in _LOOPS]
+    loops = [operation for operation in before if operation.type in LOOPS]
     waiting = [tensor.op for loop in loops for tensor in loop.inputs]
     while waiting:
         operation = waiting.pop()

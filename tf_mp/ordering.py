@@ -3,8 +3,8 @@
 A schedule is enforced only if the graph that ran says so. Here that is read as reachability, over
 data and control edges and through the transfers between devices, without a clock: action A comes
 before action B if every operation with a cost in A is an ancestor of every such operation in B.
-A loop counts as a whole: its operations run once an iteration, and one that needs little of the
-others, such as choosing by a mask, may in truth run a little before its action or after it.
+Of a loop the graph has each operation once, so its last iteration is not told from its first:
+that a loop waits, and is waited for, as a whole is the work of `stage.loops_in_turn`.
 
 Ancestors are kept as bit sets in Python's integers, so that a graph of 15,000 operations takes
 about a second.

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tf_mp import compat, randomness
 from tf_mp.graph import Operation, Values
 
-__all__ = ["Made", "Stage", "gate", "loops_in_turn", "seal"]
+__all__ = ["LOOPS", "Made", "Stage", "gate", "loops_in_turn", "seal"]
 
 Tensors = list[Any]  # entries may be None: a gradient or a mask that does not exist
 
@@ -50,7 +50,8 @@ def seal(tensors: Sequence[Any], token: tf.Tensor) -> tf.Tensor:
         return tf.zeros([], tf.float32)
 
 
-_LOOPS = {"While", "StatelessWhile"}
+#: TensorFlow's operations that loop.
+LOOPS = {"While", "StatelessWhile"}
 
 
 @contextlib.contextmanager
@@ -63,7 +64,7 @@ def loops_in_turn(token: tf.Tensor) -> Iterator[list[tf.Operation]]:
     """
     before, loops = _num_made(), list[tf.Operation]()
     yield loops
-    loops += [operation for operation in _made_since(before) if operation.type in _LOOPS]
+    loops += [operation for operation in _made_since(before) if operation.type in LOOPS]
     for loop in loops:
         compat.wait_for(loop, token)
 
@@ -220,7 +221,7 @@ class Stage:
 
 
 def _loops(graph: Any) -> bool:
-    return any(operation.type in _LOOPS for operation in graph.get_operations())
+    return any(operation.type in LOOPS for operation in graph.get_operations())
 
 
 def _add(total: Any, gradient: Any) -> Any:

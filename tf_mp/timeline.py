@@ -53,7 +53,7 @@ class Timeline:
     def profiled_ms(self) -> float:
         """Median length of a step under the profiler, which makes each operation a little longer.
 
-        That is 15 % of a step of many small operations, such as an LSTM's.
+        That is up to a quarter of a step of many small operations, such as an LSTM's.
         """
         return statistics.median(step.step_ms for step in self.steps)
 
