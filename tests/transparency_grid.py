@@ -255,8 +255,8 @@ SINGLE_TABLE = (
     "In single precision, under `1f1b` without recomputation: the largest difference as a share\n"
     "of what is allowed (1e-5 of the value and 1e-6); how many are within it; how many have\n"
     "gradients and state equal to the unsplit model's to the bit. ResNet-50 is far\n"
-    "outside, with one stage and one micro-batch as well. That this is rounding through its 53\n"
-    "batch normalisations is what the table in double precision suggests; no control has shown it.\n",
+    "outside, with one stage and one micro-batch as well: rounding through 53 batch\n"
+    "normalisations, as double precision suggests; no control has shown it yet.\n",
     "| model | combinations | largest share | within | equal to the bit |",
     "| --- | --- | --- | --- | --- |",
 )
