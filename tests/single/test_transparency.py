@@ -36,11 +36,14 @@ def even(model, stages):
     return [b - a for a, b in zip(edges, edges[1:])]
 
 
-def split(case, stages, micro_batches, schedule="1f1b", recompute=False, **compiled):
+def split(
+    case, stages, micro_batches, schedule="1f1b", recompute=False, cuts=None, **compiled
+):  # fmt: skip
     plain = case.build()
     model = keras.models.clone_model(plain)
+    cuts = cuts or (even(plain, stages) if stages > 1 else "auto")
     model = tf_mp.parallelize(
-        model, cuts=even(plain, stages) if stages > 1 else "auto", stages=stages,
+        model, cuts=cuts, stages=stages,
         micro_batches=micro_batches, schedule=schedule, recompute=recompute,
     )  # fmt: skip
     reference.copy_weights(plain, model)
